@@ -1,0 +1,40 @@
+"""The loop on the device: steps until nothing is left to do, `max_steps` is reached, or the event buffer is full."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Int32
+
+from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.events import Events, has_room, init_events
+from jaxpaged.engine.state import EMPTY, EngineState
+from jaxpaged.engine.step import NextTokens, next_tokens_of, step
+
+Run = Callable[[nnx.State, EngineState, Int32[Array, ""]], tuple[EngineState, Events]]
+
+
+def run_loop(
+    next_tokens: NextTokens, state: EngineState, max_steps: Int32[Array, ""], config: EngineConfig
+) -> tuple[EngineState, Events]:
+    """Up to `max_steps` steps (no more than `config.max_steps`). Requests are admitted, preempted and finished inside."""
+
+    def goes_on(carry: tuple[EngineState, Events]) -> Array:
+        state, events = carry
+        has_work = jnp.any(state.requests.status != EMPTY)
+        return has_work & (events.num_steps < max_steps) & has_room(events, config)
+
+    def body(carry: tuple[EngineState, Events]) -> tuple[EngineState, Events]:
+        return step(next_tokens, *carry, config)
+
+    return jax.lax.while_loop(goes_on, body, (state, init_events(config)))
+
+
+def compile_run(graphdef: nnx.GraphDef, config: EngineConfig) -> Run:
+    """The jitted `run(params, state, max_steps)` of one model and configuration. `state` is donated."""
+
+    def run(params: nnx.State, state: EngineState, max_steps: Array) -> tuple[EngineState, Events]:
+        return run_loop(next_tokens_of(nnx.merge(graphdef, params), config), state, max_steps, config)
+
+    return jax.jit(run, donate_argnames="state")

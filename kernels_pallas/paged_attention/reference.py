@@ -1,0 +1,101 @@
+"""Paged attention in plain jnp: the definition the kernels are held to, and what runs on CPU.
+
+Layout: K and V apart, each `[num_blocks + 1, num_kv_heads, block_size, head_dim]`, so that one block of one head is
+one contiguous matrix. On CPU that is the fastest of the layouts measured (docs/architecture.md).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# Positions read in one turn of the loop: enough for a matrix product, few enough to stay in cache.
+_POSITIONS_PER_TURN = 256
+# Finite, so that a row without any key yet gives exp(-inf - m) = 0 and not exp(-inf + inf) = NaN.
+_LOWEST = -1e30
+
+
+def init_arrays(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> tuple[Array, ...]:
+    shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
+    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+
+def write(
+    arrays: tuple[Array, ...],
+    k: Float[Array, "T Hkv D"],
+    v: Float[Array, "T Hkv D"],
+    block: Int[Array, " T"],
+    offset: Int[Array, " T"],
+) -> tuple[Array, ...]:
+    k_pool, v_pool = arrays
+    return (
+        k_pool.at[block, :, offset].set(k.astype(k_pool.dtype)),
+        v_pool.at[block, :, offset].set(v.astype(v_pool.dtype)),
+    )
+
+
+def attend(
+    q: Float[Array, "N Q H D"],
+    arrays: tuple[Array, ...],
+    block_tables: Int[Array, "N M"],
+    first_position: Int[Array, " N"],
+    num_tokens: Int[Array, " N"],
+    *,
+    scale: float,
+) -> Float[Array, "N Q H D"]:
+    """Online softmax (arXiv:1805.02867) over the blocks, a few at a time, up to the longest context of the tiles."""
+    k_pool, v_pool = arrays
+    num_tiles, rows, num_heads, head_dim = q.shape
+    _, num_kv_heads, block_size, kv_head_dim = k_pool.shape
+    if num_heads % num_kv_heads or head_dim != kv_head_dim:
+        raise ValueError(f"paged_attention: q {q.shape} does not fit a pool of {num_kv_heads} heads of {kv_head_dim}")
+    group = num_heads // num_kv_heads
+    blocks_per_turn = max(1, min(_POSITIONS_PER_TURN // block_size, block_tables.shape[1]))
+    positions_per_turn = blocks_per_turn * block_size
+    block_tables = _pad_columns(block_tables, blocks_per_turn, fill=k_pool.shape[0] - 1)
+
+    context_len = jnp.where(num_tokens > 0, first_position + num_tokens, 0)
+    row_valid = jnp.arange(rows) < num_tokens[:, None]
+    row_position = jnp.where(row_valid, first_position[:, None] + jnp.arange(rows), -1)
+    row_position = jnp.repeat(row_position[:, None], group, axis=1).reshape(num_tiles, 1, group * rows, 1)
+    queries = q.reshape(num_tiles, rows, num_kv_heads, group, head_dim)
+    queries = queries.transpose(0, 2, 3, 1, 4).reshape(num_tiles, num_kv_heads, group * rows, head_dim)
+
+    def read(pool: Array, blocks: Array) -> Array:
+        """[N, P] block ids -> [N, Hkv, P * block_size, D]."""
+        pages = pool[blocks]
+        if blocks_per_turn > 1:
+            pages = pages.swapaxes(1, 2)
+        return pages.reshape(num_tiles, num_kv_heads, positions_per_turn, head_dim)
+
+    def turn(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        maximum, total, out = carry
+        blocks = jax.lax.dynamic_slice_in_dim(block_tables, i * blocks_per_turn, blocks_per_turn, axis=1)
+        position = i * positions_per_turn + jnp.arange(positions_per_turn)
+        k = read(k_pool, blocks)
+        # 0 * NaN is NaN: what lies past the context must not reach the product at all.
+        v = jnp.where((position < context_len[:, None])[:, None, :, None], read(v_pool, blocks), 0)
+        logits = jnp.einsum("nhqd,nhsd->nhqs", queries, k, preferred_element_type=jnp.float32) * scale
+        logits = jnp.where(position <= row_position, logits, -jnp.inf)
+        new_maximum = jnp.maximum(maximum, logits.max(axis=-1))
+        weights = jnp.exp(logits - new_maximum[..., None])
+        shrink = jnp.exp(maximum - new_maximum)
+        total = total * shrink + weights.sum(axis=-1)
+        update = jnp.einsum("nhqs,nhsd->nhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return new_maximum, total, out * shrink[..., None] + update
+
+    state = (
+        jnp.full(queries.shape[:3], _LOWEST, jnp.float32),
+        jnp.zeros(queries.shape[:3], jnp.float32),
+        jnp.zeros(queries.shape, jnp.float32),
+    )
+    num_turns = (jnp.max(context_len, initial=0) + positions_per_turn - 1) // positions_per_turn
+    _, total, out = jax.lax.fori_loop(0, num_turns, turn, state)
+    out = out / jnp.where(total > 0, total, 1)[..., None]
+    out = out.reshape(num_tiles, num_kv_heads, group, rows, head_dim).transpose(0, 3, 1, 2, 4)
+    out = jnp.where(row_valid[:, :, None, None], out.reshape(q.shape), 0)
+    return out.astype(q.dtype)
+
+
+def _pad_columns(block_tables: Int[Array, "N M"], multiple: int, fill: int) -> Int[Array, "N M2"]:
+    missing = -block_tables.shape[1] % multiple
+    return jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=fill)
