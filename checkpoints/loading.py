@@ -1,0 +1,67 @@
+"""Load a model from a folder in Hugging Face layout or from a .gguf file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from checkpoints import folder, gguf_file
+from checkpoints.files import StoredTensor
+from checkpoints.place import place
+from checkpoints.rules import GGUF_TABLES, HF_TABLES
+from jaxpaged.models import Llama, ModelConfig
+
+DTYPES = ("float32", "bfloat16")
+
+
+def load(path: str | Path, dtype: DTypeLike = np.float32) -> tuple[ModelConfig, Llama]:
+    """The configuration and the model in a folder (config.json and safetensors) or a .gguf file.
+
+    Weights become `dtype` (float32 or bfloat16); quantized ones are dequantized. Every tensor is placed exactly once.
+    Raises FileNotFoundError for a path that does not exist, and ValueError, naming the file and where there is one
+    the tensor, for anything missing, left over, misshaped, truncated, corrupt or not supported.
+    """
+    path = Path(path)
+    if jnp.dtype(dtype).name not in DTYPES:
+        raise ValueError(f"dtype={jnp.dtype(dtype).name} is not supported (supported: {', '.join(DTYPES)})")
+    if _is_folder(path):
+        config = folder.read_config(path)
+        return config, place(path, config, HF_TABLES[config.family], folder.read_tensors(path), dtype)
+    file = gguf_file.read(path)
+    config = _gguf_config(file)
+    return config, place(path, config, GGUF_TABLES[config.family], file.tensors, dtype)
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The configuration alone. Raises like `load`."""
+    path = Path(path)
+    return folder.read_config(path) if _is_folder(path) else _gguf_config(gguf_file.read(path))
+
+
+def _is_folder(path: Path) -> bool:
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return True
+    if path.suffix in (".safetensors", ".json"):
+        raise ValueError(f"{path}: give the folder that holds it, with config.json, or a .gguf file")
+    return False
+
+
+def _gguf_config(file: gguf_file.GGUFFile) -> ModelConfig:
+    try:
+        config = ModelConfig.from_gguf(file.fields, file.tensors)
+        factors = file.tensors.get("rope_freqs.weight")
+        return config if factors is None else dataclasses.replace(config, rope_factors=_rope_factors(factors))
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error
+
+
+def _rope_factors(tensor: StoredTensor) -> tuple[float, ...]:
+    if len(tensor.shape) != 1:
+        raise ValueError(f"tensor {tensor.name!r}: shape {list(tensor.shape)}, expected one dimension")
+    return tuple(tensor.read().astype(np.float64).tolist())

@@ -1,0 +1,99 @@
+"""Place the tensors of a checkpoint in a model: each exactly once, one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from checkpoints.files import StoredTensor
+from checkpoints.rules import Rule, Table
+from jaxpaged.models import Llama, ModelConfig, from_params, param_shapes
+from jaxpaged.models.build import ParamPath
+
+
+def place(
+    path: Path, config: ModelConfig, table: Table, tensors: Mapping[str, StoredTensor], dtype: DTypeLike
+) -> Llama:
+    """The model of `config` with the checkpoint's values in `dtype`. `path` is what errors call the checkpoint.
+
+    Every name and shape is checked before a value is read. At most one tensor is held twice, never the model.
+    Raises ValueError naming the tensors that are missing, left over or misshaped.
+    """
+    if config.num_layers > len(tensors):  # also bounds the work on a corrupt configuration
+        raise ValueError(
+            f"{path}: {config.num_layers} layers are configured, the weights are only {len(tensors)} tensors"
+        )
+    shapes = param_shapes(config, dtype)
+    rules = {target: table.find(target) for target in shapes}
+    tensors = _without_tied_head(config, table, tensors)
+    _check_names(path, table, tensors, [key for key, _ in rules.values()])
+    for target, (key, _) in rules.items():
+        _check_shape(tensors[key], _stored_shape(target, shapes[target].shape))
+    params = {target: _load(config, tensors[key], rule, target, dtype) for target, (key, rule) in rules.items()}
+    return from_params(config, dtype, params)
+
+
+def _check_names(path: Path, table: Table, tensors: Mapping[str, StoredTensor], needed: list[str]) -> None:
+    missing = [key for key in needed if key not in tensors]
+    if missing:
+        raise ValueError(f"{path}: missing tensors: {_names(missing)}")
+    known = set(needed)
+    left_over = [key for key in tensors if key not in known and not re.fullmatch(table.ignored, key)]
+    if left_over:
+        raise ValueError(f"{path}: tensors that this model has no place for: {_names(left_over)}")
+
+
+def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        stored, needed = list(tensor.shape), list(shape)
+        raise ValueError(f"{tensor.file}: tensor {tensor.name!r}: shape {stored}, the configuration needs {needed}")
+
+
+def _stored_shape(target: ParamPath, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Checkpoints store linear layers as [out, in], the model as [in, out]."""
+    return shape[::-1] if target[-1] == "kernel" else shape
+
+
+def _load(config: ModelConfig, tensor: StoredTensor, rule: Rule, target: ParamPath, dtype: DTypeLike) -> jax.Array:
+    values = tensor.read()
+    if rule.interleaved_heads is not None:
+        values = _split_halves(values, getattr(config, rule.interleaved_heads))
+    if target[-1] == "kernel":
+        values = values.T
+    # A copy of our own: the device array may take it over, and must not alias the mapped file.
+    values = np.array(values, dtype, order="C")
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{tensor.file}: tensor {tensor.name!r}: holds values that are not finite; is the file corrupt?"
+        )
+    return jax.device_put(values)
+
+
+def _split_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows (2i, 2i + 1) of each head -> rows (i, i + head_dim / 2)."""
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _without_tied_head(
+    config: ModelConfig, table: Table, tensors: Mapping[str, StoredTensor]
+) -> Mapping[str, StoredTensor]:
+    """Leave out a stored head that the configuration ties to the embedding, after a look whether it is the same."""
+    head, embedding = tensors.get(table.tied_head), tensors.get(table.tied_embedding)
+    if not config.tie_word_embeddings or head is None or embedding is None:
+        return tensors
+    if head.shape != embedding.shape or not np.array_equal(head.read(), embedding.read()):
+        raise ValueError(
+            f"{head.file}: tensor {head.name!r} differs from {embedding.name!r}, but the configuration ties them"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != table.tied_head}
+
+
+def _names(names: list[str], most: int = 4) -> str:
+    shown = ", ".join(f"{name!r:.120}" for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
