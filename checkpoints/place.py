@@ -68,9 +68,7 @@ def _load(config: ModelConfig, tensor: StoredTensor, rule: Rule, target: ParamPa
     # A copy of our own: the device array may take it over, and must not alias the mapped file.
     values = np.array(values, dtype, order="C")
     if not np.isfinite(values).all():
-        raise ValueError(
-            f"{tensor.file}: tensor {tensor.name!r}: holds values that are not finite; is the file corrupt?"
-        )
+        raise ValueError(f"{tensor.file}: tensor {tensor.name!r}: holds values that are not finite; corrupt?")
     return jax.device_put(values)
 
 

@@ -11,6 +11,7 @@ from jaxpaged.models.fields import Fields, check_int, check_positive
 
 FAMILIES = ("llama",)
 ACTIVATIONS = ("silu",)
+MAX_HEAD_DIM = 2**16  # rotary factors are made from the configuration alone, before the weights can contradict it
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
           "max_position_embeddings")  # fmt: skip
@@ -75,7 +76,7 @@ class ModelConfig:
         if config.get("quantization_config") is not None:
             raise ValueError("quantization_config is set: a quantized folder is not supported (use a .gguf file)")
         hidden_size, num_heads = get.size("hidden_size"), get.size("num_attention_heads")
-        head_dim = get.size("head_dim", _even_share(hidden_size, num_heads))
+        head_dim = get.size("head_dim", _even_share(hidden_size, num_heads), MAX_HEAD_DIM)
         rope_options = _rope_options(config)
         rope_theta = Fields(rope_options).positive("rope_theta", get.positive("rope_theta", 10000.0))
         return cls(
@@ -106,7 +107,7 @@ class ModelConfig:
         family = general.choice("general.architecture", FAMILIES)
         get = Fields(fields, prefix=f"{family}.")
         hidden_size, num_heads = get.size("embedding_length"), get.size("attention.head_count")
-        head_dim = get.size("attention.key_length", _even_share(hidden_size, num_heads))
+        head_dim = get.size("attention.key_length", _even_share(hidden_size, num_heads), MAX_HEAD_DIM)
         for key in ("attention.value_length", "rope.dimension_count"):
             if get.size(key, head_dim) != head_dim:
                 raise ValueError(f"{family}.{key}={get.size(key)} differs from the head size {head_dim}: not supported")

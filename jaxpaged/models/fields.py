@@ -41,9 +41,9 @@ class Fields:
             raise ValueError(f"{self._prefix}{key} is missing")
         return value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """An integer of at least 1."""
-        return check_int(self._prefix + key, self._get(key, default), 1)
+    def size(self, key: str, default: int | None = None, high: int = MAX_INT) -> int:
+        """An integer from 1 to `high`."""
+        return check_int(self._prefix + key, self._get(key, default), 1, high)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
