@@ -3,20 +3,21 @@
 from dataclasses import replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Int32
 
 from jaxpaged.engine.allocate import release
 from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP
+from jaxpaged.engine.sample import samples
 from jaxpaged.engine.schedule import Schedule
 from jaxpaged.engine.state import EMPTY, EngineState
 
 
 def commit(
     state: EngineState, schedule: Schedule, token: Int32[Array, " S"]
-) -> tuple[EngineState, Bool[Array, " S"], Int32[Array, " S"]]:
-    """Returns the state, which candidates sampled their `token`, and why those that finished did."""
+) -> tuple[EngineState, Int32[Array, " S"]]:
+    """Enter `token` for the candidates that sample. Returns the state, and why those that finished did."""
     requests, row = state.requests, schedule.row
-    sampled = (schedule.scheduled > 0) & (schedule.cached + schedule.scheduled == schedule.total_len)
+    sampled = samples(schedule)
     total_len = schedule.total_len + sampled
     stops = sampled & jnp.any(token[:, None] == requests.stop_ids[row], axis=1)
     is_full = sampled & (total_len >= requests.max_total_len[row])
@@ -32,4 +33,4 @@ def commit(
         tokens=requests.tokens.at[ran, end].set(token, mode="drop"),
     )
     state = release(replace(state, requests=requests), row, finish != NOT_FINISHED, EMPTY)
-    return state, sampled, finish
+    return state, finish

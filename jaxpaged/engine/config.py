@@ -70,15 +70,19 @@ class EngineConfig:
         return -(-num_tokens // self.block_size)
 
     @property
+    def row_levels(self) -> tuple[int, ...]:
+        """Numbers of rows that sequences, one row each, are padded to, smallest first."""
+        rows = min(self.max_num_seqs, self.max_num_batched_tokens)
+        return tuple(sorted({min(level, rows) for level in (1, 8, rows)}))
+
+    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The shapes a step can take, smallest first; the last one takes every step that the rules allow."""
         slots, tile_q = self.max_num_seqs, self.tile_q
         budget = min(self.max_num_batched_tokens, slots * self.max_model_len)
-        rows = min(slots, budget)
         # Every sequence may end in a tile that is not full.
         most_tiles = min(budget, budget // tile_q + slots)
-        decode_levels = {min(level, rows) for level in (1, 8, rows)}
         tile_levels = {min(max(1, level), most_tiles) for level in (budget // tile_q // 4, budget // tile_q, most_tiles)}
-        decode = [Bucket(level, 0) for level in decode_levels]
-        mixed = [Bucket(rows, level) for level in tile_levels]
+        decode = [Bucket(level, 0) for level in self.row_levels]
+        mixed = [Bucket(self.row_levels[-1], level) for level in tile_levels]
         return tuple(sorted(decode + mixed, key=lambda bucket: bucket.num_rows(tile_q)))

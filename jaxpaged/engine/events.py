@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jaxpaged.engine.block_pool import exclusive_cumsum
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.sample import samples
 from jaxpaged.engine.schedule import Schedule, Wait
 from jaxpaged.engine.state import EngineState
 
@@ -78,20 +79,45 @@ def has_room(events: Events, config: EngineConfig) -> Bool[Array, ""]:
     return (events.num_steps < config.max_steps) & blocks_fit
 
 
-def record(events: Events, row: StepEvents, state: EngineState, schedule: Schedule) -> Events:
-    """Write a step's row, and the blocks that `schedule` handed out. `state` is the allocated one, before any release."""
-    steps = jax.tree.map(lambda column, value: column.at[events.num_steps].set(value), events.steps, row)
-    table = state.slots.block_table.at[row.slot].get(mode="clip")
-    counts, max_blocks = schedule.new_blocks, table.shape[1]
-    j = jnp.arange(max_blocks)
-    new = jnp.take_along_axis(table, jnp.clip(row.num_blocks[:, None] - counts[:, None] + j, 0, max_blocks - 1), axis=1)
-    place = events.num_handed_out + exclusive_cumsum(counts)[:, None] + j
-    place = jnp.where(j < counts[:, None], place, events.handed_out.shape[0])
+def record(
+    events: Events,
+    allocated: EngineState,
+    schedule: Schedule,
+    token: Int32[Array, " S"],
+    finish: Int32[Array, " S"],
+) -> Events:
+    """Write one step's row, and the blocks it handed out. `allocated` is the state before anybody that finished left."""
+    slots, new_blocks = allocated.slots, schedule.new_blocks
+    slot = allocated.requests.slot[schedule.row]
+    num_blocks = slots.num_blocks.at[slot].get(mode="fill", fill_value=0)
+    row = StepEvents(
+        seq=schedule.seq,
+        slot=slot,
+        cached=schedule.cached,
+        total_len=schedule.total_len,
+        scheduled=schedule.scheduled,
+        num_blocks=num_blocks,
+        new_blocks=new_blocks,
+        decodes=schedule.decodes,
+        admitted=schedule.admitted,
+        preempted=schedule.preempted,
+        sampled=samples(schedule),
+        token=token,
+        finish=finish,
+        wait=schedule.wait,
+        free_blocks=allocated.block_pool.num_free,
+    )
+    table = slots.block_table.at[slot].get(mode="clip")
+    j = jnp.arange(table.shape[1])
+    first_new = (num_blocks - new_blocks)[:, None]
+    new = jnp.take_along_axis(table, jnp.clip(first_new + j, 0, table.shape[1] - 1), axis=1)
+    place = events.num_handed_out + exclusive_cumsum(new_blocks)[:, None] + j
+    place = jnp.where(j < new_blocks[:, None], place, events.handed_out.shape[0])
     return Events(
         events.num_steps + 1,
-        steps,
+        jax.tree.map(lambda column, value: column.at[events.num_steps].set(value), events.steps, row),
         events.handed_out.at[place].set(new, mode="drop"),
-        events.num_handed_out + jnp.sum(counts),
+        events.num_handed_out + jnp.sum(new_blocks),
     )
 
 

@@ -10,13 +10,13 @@ from jaxtyping import Array, Int32
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import Events, has_room, init_events
 from jaxpaged.engine.state import EMPTY, EngineState
-from jaxpaged.engine.step import NextTokens, next_tokens_of, step
+from jaxpaged.engine.step import ForwardAndSample, forward_and_sample_of, step
 
 Run = Callable[[nnx.State, EngineState, Int32[Array, ""]], tuple[EngineState, Events]]
 
 
 def run_loop(
-    next_tokens: NextTokens, state: EngineState, max_steps: Int32[Array, ""], config: EngineConfig
+    forward_and_sample: ForwardAndSample, state: EngineState, max_steps: Int32[Array, ""], config: EngineConfig
 ) -> tuple[EngineState, Events]:
     """Up to `max_steps` steps (no more than `config.max_steps`). Requests are admitted, preempted and finished inside."""
 
@@ -26,7 +26,7 @@ def run_loop(
         return has_work & (events.num_steps < max_steps) & has_room(events, config)
 
     def body(carry: tuple[EngineState, Events]) -> tuple[EngineState, Events]:
-        return step(next_tokens, *carry, config)
+        return step(forward_and_sample, *carry, config)
 
     return jax.lax.while_loop(goes_on, body, (state, init_events(config)))
 
@@ -35,6 +35,6 @@ def compile_run(graphdef: nnx.GraphDef, config: EngineConfig) -> Run:
     """The jitted `run(params, state, max_steps)` of one model and configuration. `state` is donated."""
 
     def run(params: nnx.State, state: EngineState, max_steps: Array) -> tuple[EngineState, Events]:
-        return run_loop(next_tokens_of(nnx.merge(graphdef, params), config), state, max_steps, config)
+        return run_loop(forward_and_sample_of(nnx.merge(graphdef, params), config), state, max_steps, config)
 
     return jax.jit(run, donate_argnames="state")

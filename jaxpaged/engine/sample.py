@@ -1,11 +1,51 @@
-"""Choose the next token of each row."""
+"""Choose the next token of each candidate that has consumed all its input."""
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.schedule import Schedule
+from jaxpaged.engine.state import Requests
+
+Head = Callable[[Float[Array, "N hidden"]], Float[Array, "N V"]]
+
+
+def samples(schedule: Schedule) -> Bool[Array, " S"]:
+    """Which candidates produce a token in this step."""
+    return (schedule.scheduled > 0) & (schedule.cached + schedule.scheduled == schedule.total_len)
 
 
 def sample(
+    head: Head, hidden: Float[Array, "S hidden"], requests: Requests, schedule: Schedule, config: EngineConfig
+) -> Int32[Array, " S"]:
+    """The next token of each candidate that samples; the others' entries have no meaning.
+
+    The head, the widest matrix of a small model, runs on these rows alone, in the smallest bucket of rows.
+    """
+    num_candidates = schedule.row.shape[0]
+    (chosen,) = jnp.nonzero(samples(schedule), size=num_candidates, fill_value=num_candidates)
+
+    def sample_front(num_rows: int) -> Int32[Array, " S"]:
+        candidate = chosen[:num_rows]
+        row = schedule.row.at[candidate].get(mode="fill", fill_value=0)
+        token = next_token(
+            head(hidden.at[candidate].get(mode="fill", fill_value=0)),
+            jnp.where(candidate < num_candidates, requests.temperature[row], 0),
+            requests.seed[row],
+            requests.total_len[row] - requests.prompt_len[row],
+        )
+        return jnp.zeros(num_candidates, jnp.int32).at[candidate].set(token, mode="drop")
+
+    levels = config.row_levels
+    bucket = jnp.sum(jnp.sum(samples(schedule)) > jnp.array(levels[:-1], jnp.int32))
+    return jax.lax.switch(bucket, [partial(sample_front, level) for level in levels])
+
+
+def next_token(
     logits: Float[Array, "N V"],
     temperature: Float[Array, " N"],
     seed: UInt32[Array, " N"],

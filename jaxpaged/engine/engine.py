@@ -1,0 +1,265 @@
+"""The host driver: hands requests to the device, keeps it busy, and reads what it did.
+
+Nothing is decided here. The next run is dispatched before the events of the last one are read, so the device does not
+wait for Python; the host learns of everything one run late.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from flax import nnx
+
+from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.events import NOT_FINISHED, Events
+from jaxpaged.engine.requests import Request, Update, check_prompt, to_device_rows, why_refused
+from jaxpaged.engine.run import compile_run
+from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
+from jaxpaged.engine.tracing import FINISH_REASONS, Tracer
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.trace import events as trace
+
+_MOST_ENQUEUED_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class RunStats:
+    """One run: seconds from the end of the run before (or its own dispatch) to its own, steps and tokens by phase."""
+
+    seconds: float
+    prefill_steps: int
+    decode_steps: int
+    prefill_tokens: int
+    decode_tokens: int
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    events: Events
+    added: list[trace.Event]
+    enqueued: list[Request]
+    dispatch_time: float
+
+
+class Engine:
+    """Serves requests with one model.
+
+    `trace`, if given, is called with each trace event, in order. Raises ValueError if the stop ids do not fit
+    `config.max_stop_ids`.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        *,
+        kv_dtype: np.typing.DTypeLike = jnp.float32,
+        seed: int = 0,
+        trace: Callable[[trace.Event], None] | None = None,
+    ) -> None:
+        if len(model_config.eos_token_ids) > config.max_stop_ids:
+            raise ValueError(f"max_stop_ids is {config.max_stop_ids}, the model has {len(model_config.eos_token_ids)} EOS ids")
+        self.config, self.model_config = config, model_config
+        self.run_stats: list[RunStats] = []
+        graphdef, self._params = nnx.split(model)
+        self._run = compile_run(graphdef, config)
+        self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
+        self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
+        self._state = init_state(
+            config, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype
+        )
+        self._seeds = np.random.default_rng(seed)
+        self._emit = trace
+        self._tracer = Tracer(config)
+        self._started = time.perf_counter()
+        self._last_ready = self._started
+        self._ids = itertools.count()
+        self._step = 0
+        self._unfinished: dict[int, Request] = {}
+        self._on_host: deque[Request] = deque()  # wait for a queue place
+        self._free_rows = deque(range(config.num_rows))
+        self._added: list[trace.Event] = []  # shown with the run that can see them first
+        self._in_flight: deque[_InFlight] = deque()
+
+    def warm_up(self) -> None:
+        """Compile everything a run needs, for every bucket. Nothing compiles after this."""
+        self._state = self._enqueue(self._state, to_device_rows([], self._enqueue_width, self.config))
+        self._state, _ = self._run(self._params, self._state, np.int32(0))
+        self._state = jax.block_until_ready(self._reset(self._state))
+
+    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise ValueError if `add_request` would refuse this one."""
+        prompt = check_prompt(prompt_token_ids, self.model_config.vocab_size)
+        reason = why_refused(len(prompt), params, self.config)
+        if reason:
+            raise ValueError(_refusal(len(prompt), reason))
+
+    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a request and return it; `run()` fills it. Its ID is `seq`: they count up from 0.
+
+        Raises ValueError, and harms no other request, if the prompt is no list of token ids of the vocabulary, or can
+        never fit `max_model_len` or the pool; the latter has an ID and shows in the trace as REFUSED.
+        """
+        prompt = check_prompt(prompt_token_ids, self.model_config.vocab_size)
+        seq = next(self._ids)
+        self._added.append(trace.Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
+        reason = why_refused(len(prompt), params, self.config)
+        if reason:
+            self._added.append(trace.Refused(seq=seq, prompt_len=len(prompt), reason=reason))
+            raise ValueError(_refusal(len(prompt), reason))
+        own_seed = int(self._seeds.integers(2**32))  # drawn always: a seed given here and there must not shift the others
+        request = Request(
+            seq=seq,
+            prompt_token_ids=prompt,
+            params=params,
+            seed=own_seed if params.seed is None else int(params.seed),
+            stop_ids=() if params.ignore_eos else self.model_config.eos_token_ids,
+            arrival_time=time.perf_counter(),
+        )
+        self._unfinished[seq] = request
+        self._on_host.append(request)
+        return request
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._unfinished)
+
+    def run(self, max_steps: int | None = None) -> list[Update]:
+        """Dispatch the next run of up to `max_steps` steps (None: `config.max_steps`), then read the one before it.
+
+        Returns what that one brought, in order of IDs: nothing at the first call. Call it while
+        `has_unfinished_requests()`.
+        """
+        max_steps = self.config.max_steps if max_steps is None else max_steps
+        if not 1 <= max_steps <= self.config.max_steps:
+            raise ValueError(f"max_steps must be from 1 to {self.config.max_steps} (config.max_steps), not {max_steps}")
+        if not self._unfinished:
+            self._drop_runs_ahead()
+            return []
+        self._dispatch(max_steps)
+        if len(self._in_flight) < 2:
+            return []
+        updates = self._read(self._in_flight.popleft())
+        if not self._unfinished:
+            self._drop_runs_ahead()
+        return updates
+
+    def abort_all(self) -> None:
+        """Drop every unfinished request, and start from an empty queue and a fresh pool."""
+        self._state = self._reset(self._state)
+        self._drop_runs_ahead()
+        self._show(
+            trace.Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
+            for request in self._unfinished.values()
+        )
+        self._tracer = Tracer(self.config)
+        self._unfinished.clear()
+        self._on_host.clear()
+        self._free_rows = deque(range(self.config.num_rows))
+
+    @property
+    def _enqueue_width(self) -> int:
+        return min(self.config.num_rows, _MOST_ENQUEUED_AT_ONCE)
+
+    def _dispatch(self, max_steps: int) -> None:
+        enqueued = []
+        while self._on_host and self._free_rows:
+            batch = []
+            while self._on_host and self._free_rows and len(batch) < self._enqueue_width:
+                batch.append(self._on_host.popleft())
+                batch[-1].row = self._free_rows.popleft()
+            self._state = self._enqueue(self._state, to_device_rows(batch, self._enqueue_width, self.config))
+            enqueued += batch
+        dispatch_time = time.perf_counter()
+        self._state, events = self._run(self._params, self._state, np.int32(max_steps))
+        self._in_flight.append(_InFlight(events, self._added, enqueued, dispatch_time))
+        self._added = []
+
+    def _read(self, run: _InFlight) -> list[Update]:
+        events = run.events
+        if not self._emit:  # only a trace reads the blocks
+            events = replace(events, handed_out=None)
+        events = jax.device_get(events)
+        now = time.perf_counter()
+        start, self._last_ready = max(run.dispatch_time, self._last_ready), now
+        if self._emit:
+            for request in run.enqueued:
+                self._tracer.enqueued(request.seq, len(request.prompt_token_ids))
+            self._show(run.added)
+            for event in self._tracer.run(events, self._step, self._microseconds(start), self._microseconds(now)):
+                self._emit(event)
+        num_steps = int(events.num_steps)
+        self._step += num_steps
+        self.run_stats.append(_run_stats(events, num_steps, now - start))
+        return self._update(events, num_steps, now)
+
+    def _update(self, events: Events, num_steps: int, now: float) -> list[Update]:
+        """Append the new tokens to their requests; those that finished leave their rows."""
+        steps, new_tokens = events.steps, {}
+        for step, i in np.argwhere(steps.sampled[:num_steps]):
+            seq = int(steps.seq[step, i])
+            request = self._unfinished[seq]
+            if request.first_token_time is None:
+                request.first_token_time = now
+            new_tokens.setdefault(seq, []).append(int(steps.token[step, i]))
+            if steps.finish[step, i] != NOT_FINISHED:
+                request.finish_reason = FINISH_REASONS[int(steps.finish[step, i])]
+                request.finish_time = now
+        updates = []
+        for seq, token_ids in sorted(new_tokens.items()):
+            request = self._unfinished[seq]
+            request.token_ids += token_ids
+            updates.append(Update(seq, token_ids, request.finish_reason))
+            if request.finish_reason is not None:
+                self._free_rows.append(request.row)
+                del self._unfinished[seq]
+        return updates
+
+    def _drop_runs_ahead(self) -> None:
+        """Forget runs whose events nobody needs: nothing was left for them to do, or it is dropped."""
+        self._show([event for run in self._in_flight for event in run.added] + self._added)
+        self._in_flight.clear()
+        self._added = []
+
+    def _show(self, events: Iterable[trace.Event]) -> None:
+        """Trace what happened outside of any run, before the next step."""
+        if self._emit:
+            for event in events:
+                self._emit(msgspec.structs.replace(event, step=self._step))
+
+    def _microseconds(self, moment: float) -> int:
+        return int((moment - self._started) * 1e6)
+
+
+def _refusal(prompt_len: int, reason: str) -> str:
+    return f"a prompt of {prompt_len} tokens is refused: it {reason}"
+
+
+def _enqueue(state: EngineState, new: NewRequests, config: EngineConfig) -> EngineState:
+    return replace(state, requests=enqueue(state.requests, new, no_slot=config.max_num_seqs))
+
+
+def _reset(state: EngineState, config: EngineConfig) -> EngineState:
+    requests, slots, block_pool = init_scheduler(config)
+    return replace(state, requests=requests, slots=slots, block_pool=block_pool)
+
+
+def _run_stats(events: Events, num_steps: int, seconds: float) -> RunStats:
+    scheduled, decodes = events.steps.scheduled[:num_steps], events.steps.decodes[:num_steps]
+    prefilled = np.where(decodes, 0, scheduled)
+    prefill_steps = int(np.count_nonzero(prefilled.sum(axis=1)))
+    return RunStats(
+        seconds=seconds,
+        prefill_steps=prefill_steps,
+        decode_steps=num_steps - prefill_steps,
+        prefill_tokens=int(prefilled.sum()),
+        decode_tokens=int(decodes.sum()),
+    )

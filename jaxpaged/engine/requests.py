@@ -1,0 +1,98 @@
+"""The host's side of a request: checked input on its way to the device, and what has come back so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.state import NO_TOKEN, NewRequests
+from jaxpaged.sampling_params import SamplingParams, is_int
+
+
+@dataclass
+class Request:
+    """A request as the host knows it: the device may be a run ahead. Times are seconds of `time.perf_counter`."""
+
+    seq: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    arrival_time: float
+    row: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    first_token_time: float | None = None
+    finish_time: float | None = None
+
+    @property
+    def total_len(self) -> int:
+        return len(self.prompt_token_ids) + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one run brought for a request: its new tokens, and why it ended, if it did."""
+
+    seq: int
+    token_ids: list[int]
+    finish_reason: str | None
+
+
+def check_prompt(prompt_token_ids: Any, vocab_size: int) -> list[int]:
+    """The prompt as a list of ints. Raises ValueError if it is empty or not token ids of the vocabulary."""
+    if isinstance(prompt_token_ids, str | bytes) or not isinstance(prompt_token_ids, Sequence | np.ndarray):
+        raise ValueError(f"prompt_token_ids must be a sequence of token ids, not {type(prompt_token_ids).__name__}")
+    if isinstance(prompt_token_ids, np.ndarray) and prompt_token_ids.ndim != 1:
+        raise ValueError(f"prompt_token_ids must have one axis, not the shape {prompt_token_ids.shape}")
+    if len(prompt_token_ids) == 0:
+        raise ValueError("prompt_token_ids is empty: a prompt needs at least one token")
+    for index, token in enumerate(prompt_token_ids):
+        if not is_int(token):
+            raise ValueError(f"prompt_token_ids[{index}] must be an integer, not {token!r}")
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"prompt_token_ids[{index}] = {token} is outside the vocabulary of {vocab_size} tokens")
+    return [int(token) for token in prompt_token_ids]
+
+
+def max_total_len(prompt_len: int, params: SamplingParams, config: EngineConfig) -> int:
+    """The length at which the request finishes at the latest."""
+    return min(prompt_len + int(params.max_tokens), config.max_model_len)
+
+
+def why_refused(prompt_len: int, params: SamplingParams, config: EngineConfig) -> str | None:
+    """Why a request can never run here; None if it can."""
+    if prompt_len + 1 > config.max_model_len:
+        return f"needs {prompt_len + 1} tokens, max_model_len is {config.max_model_len}"
+    # The last token is never consumed, so it needs no place in the pool.
+    most_blocks = config.blocks_for(max_total_len(prompt_len, params, config) - 1)
+    if most_blocks > config.num_blocks:
+        return f"needs up to {most_blocks} blocks of {config.block_size} tokens, num_blocks is {config.num_blocks}"
+    return None
+
+
+def to_device_rows(requests: Sequence[Request], width: int, config: EngineConfig) -> NewRequests:
+    """`requests` as the arrays that `enqueue` takes, padded to `width` of them."""
+    new = NewRequests(
+        row=np.full(width, config.num_rows, np.int32),
+        seq=np.zeros(width, np.int32),
+        tokens=np.zeros((width, config.max_model_len), np.int32),
+        prompt_len=np.zeros(width, np.int32),
+        max_total_len=np.zeros(width, np.int32),
+        stop_ids=np.full((width, config.max_stop_ids), NO_TOKEN, np.int32),
+        temperature=np.zeros(width, np.float32),
+        seed=np.zeros(width, np.uint32),
+    )
+    for i, request in enumerate(requests):
+        prompt_len = len(request.prompt_token_ids)
+        new.row[i] = request.row
+        new.seq[i] = request.seq
+        new.tokens[i, :prompt_len] = request.prompt_token_ids
+        new.prompt_len[i] = prompt_len
+        new.max_total_len[i] = max_total_len(prompt_len, request.params, config)
+        new.stop_ids[i, : len(request.stop_ids)] = request.stop_ids
+        new.temperature[i] = min(request.params.temperature, np.finfo(np.float32).max)
+        new.seed[i] = request.seed
+    return new

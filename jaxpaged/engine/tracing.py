@@ -1,0 +1,128 @@
+"""From device events to trace events: adds what the host alone knows (prompts, block lists, who stands behind whom)."""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP, Events
+from jaxpaged.engine.schedule import NO_BLOCKS, NO_SLOTS, NO_TOKENS, NOBODY_WAITS
+from jaxpaged.trace import events as trace
+
+FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
+_WAIT_REASONS = {NO_SLOTS: "slots", NO_BLOCKS: "blocks", NO_TOKENS: "tokens"}
+
+
+@dataclass
+class _Sequence:
+    prompt_len: int
+    total_len: int
+    blocks: list[int]
+    wait_reason: str | None = None
+
+
+class Tracer:
+    """Follows the requests on the device and turns each run's events into trace events, in the trace's order."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._sequences: dict[int, _Sequence] = {}
+        self._waiting: list[int] = []  # by ID
+        self._unexplained: list[int] = []  # waiting ones whose reason was never shown, by ID
+
+    def enqueued(self, seq: int, prompt_len: int) -> None:
+        """The request is in the device's queue from the next run on."""
+        self._sequences[seq] = _Sequence(prompt_len, prompt_len, [])
+        self._queue(seq)
+
+    def run(self, events: Events, first_step: int, start_us: int, end_us: int) -> Iterator[trace.Event]:
+        """The events of one run, whose first step is number `first_step`.
+
+        The steps of a run have no clock of their own: their times are spread evenly between start and end.
+        """
+        handed_out = iter(events.handed_out.tolist())
+        num_steps = int(events.num_steps)
+        steps = jax.tree.map(lambda column: column[:num_steps].tolist(), events.steps)
+        for i in range(num_steps):
+            row = jax.tree.map(lambda column, i=i: column[i], steps, is_leaf=lambda x: isinstance(x, list))
+            time_us = start_us + (end_us - start_us) * (i + 1) // num_steps
+            yield from self._step(row, handed_out, first_step + i, time_us)
+
+    def _step(self, row: trace.Event, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
+        at = {"step": step, "time_us": time_us}
+        candidates = range(len(row.seq))
+        for i in reversed(candidates):
+            if row.preempted[i]:
+                seq = row.seq[i]
+                sequence = self._sequences[seq]
+                yield trace.Preempted(seq=seq, total_len=row.total_len[i], released=len(sequence.blocks), **at)
+                sequence.blocks = []
+                self._queue(seq)
+        scheduled: list[trace.Scheduled] = []
+        for i in candidates:
+            blocks = [next(handed_out) for _ in range(row.new_blocks[i])]
+            if not row.scheduled[i]:
+                continue
+            seq = row.seq[i]
+            sequence = self._sequences[seq]
+            sequence.blocks += blocks
+            if row.admitted[i]:
+                self._dequeue(seq)
+            scheduled.append(
+                trace.Scheduled(
+                    seq=seq,
+                    phase="DECODE" if row.decodes[i] else "PRE-FILL",
+                    prompt_len=sequence.prompt_len,
+                    total_len=row.total_len[i],
+                    num_blocks=row.num_blocks[i],
+                    cached=row.cached[i],
+                    scheduled=row.scheduled[i],
+                    blocks=tuple(sequence.blocks),
+                    **at,
+                )
+            )
+        yield from sorted(scheduled, key=lambda event: (event.phase == "DECODE", event.seq))
+        yield from self._waits(row, at)
+        for i in candidates:
+            sequence_len = row.total_len[i] + row.sampled[i]
+            if row.scheduled[i]:
+                self._sequences[row.seq[i]].total_len = sequence_len
+            if row.finish[i] != NOT_FINISHED:
+                sequence = self._sequences.pop(row.seq[i])
+                yield trace.Finished(
+                    seq=row.seq[i],
+                    prompt_len=sequence.prompt_len,
+                    total_len=sequence_len,
+                    finish_reason=FINISH_REASONS[row.finish[i]],
+                    **at,
+                )
+
+    def _waits(self, row: trace.Event, at: dict[str, int]) -> Iterator[trace.Waiting]:
+        """The head of the queue when its reason has changed, and the newcomers behind it."""
+        wait = row.wait
+        if wait.reason == NOBODY_WAITS:
+            return
+        head, reason = self._sequences[wait.seq], _WAIT_REASONS[wait.reason]
+        if head.wait_reason != reason:
+            head.wait_reason = reason
+            yield trace.Waiting(seq=wait.seq, reason=reason, needs=wait.needs, free=wait.free, ahead=0, **at)
+        for seq in self._unexplained:
+            sequence = self._sequences[seq]
+            if seq == wait.seq:
+                continue
+            sequence.wait_reason = "queue_order"
+            needs, ahead = self._config.blocks_for(sequence.total_len), bisect.bisect_left(self._waiting, seq)
+            yield trace.Waiting(seq=seq, reason="queue_order", needs=needs, free=row.free_blocks, ahead=ahead, **at)
+        self._unexplained.clear()
+
+    def _queue(self, seq: int) -> None:
+        self._sequences[seq].wait_reason = None
+        bisect.insort(self._waiting, seq)
+        bisect.insort(self._unexplained, seq)
+
+    def _dequeue(self, seq: int) -> None:
+        self._waiting.remove(seq)
+        if seq in self._unexplained:
+            self._unexplained.remove(seq)

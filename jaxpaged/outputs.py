@@ -1,0 +1,49 @@
+"""What a finished request gives back. The names are vLLM's."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One completion. `token_ids` include the EOS token that ended it; `text` does not show special tokens.
+
+    finish_reason: "stop" after an EOS token, "length" at max_tokens or max_model_len. text is "" without a tokenizer.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """When the host learned of it, in seconds of `time.perf_counter`."""
+
+    arrival_time: float
+    first_token_time: float
+    finished_time: float
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. `prompt` is None where token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class CompletionDelta:
+    """A piece of a completion that is streamed: text that is final, new tokens, and in the last piece why it ended."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
