@@ -19,7 +19,7 @@ Rules, by the name a `Violation` carries:
 - `budget`       a step's tokens and sequences are within max_num_batched_tokens and max_num_seqs.
 - `fcfs`         nobody overtakes: the oldest waiting is admitted, the newest running is preempted, and a step that
                  preempts admits nobody.
-- `waiting`      a WAITING line's needs, free and ahead are those that the other events tell.
+- `waiting`      a WAITING line's reason, needs, free and ahead are those that the other events tell.
 """
 
 from collections.abc import Iterable

@@ -250,18 +250,29 @@ class Checker:
         self.expect(head == (event.ahead == 0), event, "waiting", "ahead=0 but for queue_order", event.ahead, "ahead")
         if self.complete:
             self.equal(event, "waiting", bisect_left(self.waiting, event.seq), event.ahead, "ahead")
-        needs, free = self.needs_and_free(event, sequence.total_len)
+        needs, free = self.needs_and_free(event.reason, sequence.total_len)
         self.equal(event, "waiting", needs, event.needs, f"needs ({event.reason})")
         self.equal(event, "waiting", free, event.free, f"free ({event.reason})")
         if head:
+            self.equal(event, "waiting", self.first_reason(sequence.total_len), event.reason, "reason")
             self.expect(event.needs > event.free, event, "waiting", "needs > free", event.needs, "needs")
 
-    def needs_and_free(self, event: Waiting, total_len: int | None) -> tuple[int | None, int | None]:
+    def first_reason(self, total_len: int | None) -> str | None:
+        """The first reason of `slots`, `blocks`, `tokens` that holds; None where the events do not tell."""
+        for reason in ("slots", "blocks", "tokens"):
+            needs, free = self.needs_and_free(reason, total_len)
+            if needs is None or free is None:
+                return None
+            if needs > free and (reason != "tokens" or free == 0):
+                return reason
+        return "none"
+
+    def needs_and_free(self, reason: str, total_len: int | None) -> tuple[int | None, int | None]:
         """What a WAITING line must say, each None where the events do not tell."""
-        if event.reason == "slots":
+        if reason == "slots":
             slots = self.max_num_seqs if self.complete else None
             return 1, None if slots is None else slots - len(self.running)
-        if event.reason == "tokens":
+        if reason == "tokens":
             budget = self.max_num_batched_tokens
             return total_len, None if budget is None else budget - self.step_tokens
         needs = None if total_len is None else _ceil_div(total_len, self.block_size)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from jaxpaged.trace import (
 )
 from tests.trace.events import worked_example
 
-LIMITS = dict(num_blocks=8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
+LIMITS: dict[str, Any] = dict(num_blocks=8, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=100)
 
 
 def rules(events: list[Event], *, block_size: int = 256, complete: bool = True, **limits: int) -> list[str]:
@@ -57,7 +59,9 @@ STORY: list[Event] = [
     row(1, 5, 4, (2, 3, 1), 7),
     Finished(seq=1, prompt_len=4, total_len=6, finish_reason="length", step=7),
 ]
-STORY_LIMITS = dict(block_size=2, num_blocks=4, max_num_batched_tokens=3, max_num_seqs=2, max_model_len=20)
+STORY_LIMITS: dict[str, Any] = dict(
+    block_size=2, num_blocks=4, max_num_batched_tokens=3, max_num_seqs=2, max_model_len=20
+)
 
 
 def test_the_story_is_sound():
@@ -189,5 +193,6 @@ def test_a_violation_says_what_and_where():
 
 @pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"])
 def test_limits_are_checked(name: str):
+    limits: dict[str, Any] = {"block_size": 2} | {name: 0}
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
-        check_events([], **({"block_size": 2} | {name: 0}))
+        check_events([], **limits)
