@@ -69,7 +69,7 @@ def why_refused(prompt_len: int, params: SamplingParams, config: EngineConfig) -
     # The last token is never consumed, so it needs no place in the pool.
     most_blocks = config.blocks_for(max_total_len(prompt_len, params, config) - 1)
     if most_blocks > config.num_blocks:
-        return f"needs up to {most_blocks} blocks of {config.block_size} tokens, num_blocks is {config.num_blocks}"
+        return f"needs {most_blocks} blocks, num_blocks is {config.num_blocks}"
     return None
 
 

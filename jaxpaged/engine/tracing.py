@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP, Events
+from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP, Events, StepEvents
 from jaxpaged.engine.schedule import NO_BLOCKS, NO_SLOTS, NO_TOKENS, NOBODY_WAITS
 from jaxpaged.trace import events as trace
 
@@ -30,7 +30,8 @@ class Tracer:
         self._config = config
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[int] = []  # by ID
-        self._unexplained: list[int] = []  # waiting ones whose reason was never shown, by ID
+        self._unexplained: list[int] = []  # waiting ones whose reason is not shown yet, by ID
+        self._head: int | None = None  # the first of the queue in the last step
 
     def enqueued(self, seq: int, prompt_len: int) -> None:
         """The request is in the device's queue from the next run on."""
@@ -50,7 +51,7 @@ class Tracer:
             time_us = start_us + (end_us - start_us) * (i + 1) // num_steps
             yield from self._step(row, handed_out, first_step + i, time_us)
 
-    def _step(self, row: trace.Event, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
+    def _step(self, row: StepEvents, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
         at = {"step": step, "time_us": time_us}
         candidates = range(len(row.seq))
         for i in reversed(candidates):
@@ -99,19 +100,23 @@ class Tracer:
                     **at,
                 )
 
-    def _waits(self, row: trace.Event, at: dict[str, int]) -> Iterator[trace.Waiting]:
-        """The head of the queue when its reason has changed, and the newcomers behind it."""
+    def _waits(self, row: StepEvents, at: dict[str, int]) -> Iterator[trace.Waiting]:
+        """The head of the queue when its reason has changed, and those that newly stand behind another."""
         wait = row.wait
         if wait.reason == NOBODY_WAITS:
+            self._head = None
             return
+        if self._head in self._waiting and self._head != wait.seq:  # a preempted one went before it
+            bisect.insort(self._unexplained, self._head)
+        self._head = wait.seq
         head, reason = self._sequences[wait.seq], _WAIT_REASONS[wait.reason]
         if head.wait_reason != reason:
             head.wait_reason = reason
             yield trace.Waiting(seq=wait.seq, reason=reason, needs=wait.needs, free=wait.free, ahead=0, **at)
         for seq in self._unexplained:
-            sequence = self._sequences[seq]
-            if seq == wait.seq:
+            if seq == wait.seq or self._sequences[seq].wait_reason == "queue_order":
                 continue
+            sequence = self._sequences[seq]
             sequence.wait_reason = "queue_order"
             needs, ahead = self._config.blocks_for(sequence.total_len), bisect.bisect_left(self._waiting, seq)
             yield trace.Waiting(seq=seq, reason="queue_order", needs=needs, free=row.free_blocks, ahead=ahead, **at)
