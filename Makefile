@@ -1,0 +1,38 @@
+# make demo | test | lint | setup | clean. EXTRAS=cuda or EXTRAS=tpu adds the accelerator's libraries.
+VENV ?= .venv
+EXTRAS ?=
+PYTEST_ARGS ?=
+export VENV
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make demo   set up and generate from a few prompts with the scheduler trace"
+	@echo "make test   set up and run the tests (PYTEST_ARGS='-n 2 tests/trace' passes arguments on)"
+	@echo "make lint   ruff and mypy"
+	@echo "make setup  only the set-up: a virtual environment in $(VENV) (PYTHON=..., EXTRAS=cuda or tpu)"
+	@echo "make clean  remove what the others made"
+
+setup:
+	@tools/setup.sh $(EXTRAS)
+
+demo: setup
+	$(VENV)/bin/python -m jaxpaged.generate --max-tokens 48 --trace -- \
+	    "Why is the sky blue?" \
+	    "Write a haiku about a compiler." \
+	    "What is 7 times 8? Answer with the number." \
+	    "Translate to French: Good morning, my friend."
+
+test:
+	@tools/setup.sh test $(EXTRAS)
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint:
+	@tools/setup.sh dev $(EXTRAS)
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m ruff format --check .
+	$(VENV)/bin/python -m mypy
+
+clean:
+	rm -rf $(VENV) $(VENV).unfinished .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

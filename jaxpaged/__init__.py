@@ -1,0 +1,3 @@
+"""An LLM inference engine that is itself a JAX program."""
+
+__version__ = "0.1.0"
