@@ -14,7 +14,7 @@ FREE = {(Refused, "reason"), (Finished, "finish_reason"), (Added, "max_tokens")}
 
 
 @pytest.mark.parametrize("kind", [Added, Refused, Preempted, Waiting, Scheduled, Finished])
-def test_each_changed_field_is_found(kind: type[Event]):
+def test_each_changed_field_is_found(kind: type[Event]) -> None:
     names = [name.name for name in fields(kind) if name.name not in ("step", "time_us")]
     for name in [name for name in names if (kind, name) not in FREE]:
 

@@ -47,9 +47,9 @@ def most_steps(config: OracleConfig, mix: Mix) -> int:
     return sum((r.prompt_len + r.max_tokens + 1) ** 2 for round_ in mix.rounds for r in round_.requests) + 1
 
 
-@many(2500)
+@many(2000)
 @given(cases())
-def test_every_mix(case: tuple[OracleConfig, Mix]):
+def test_every_mix(case: tuple[OracleConfig, Mix]) -> None:
     config, mix = case
     oracle = Oracle(config, mix.forward)
     events: list[Event] = []
@@ -85,7 +85,7 @@ def check_tokens(oracle: Oracle, events: list[Event], forward: FakeForward) -> N
 
 @many(200)
 @given(cases())
-def test_the_text_holds_the_whole_trace(case: tuple[OracleConfig, Mix]):
+def test_the_text_holds_the_whole_trace(case: tuple[OracleConfig, Mix]) -> None:
     config, mix = case
     events = [event for step in drive(Oracle(config, mix.forward), mix) for event in step]
     known = [replace(event, finish_reason=None) if isinstance(event, Finished) else event for event in events]
@@ -94,7 +94,7 @@ def test_the_text_holds_the_whole_trace(case: tuple[OracleConfig, Mix]):
 
 @many(200)
 @given(cases())
-def test_head_lines_are_those_of_the_whole(case: tuple[OracleConfig, Mix]):
+def test_head_lines_are_those_of_the_whole(case: tuple[OracleConfig, Mix]) -> None:
     config, mix = case
     whole = [event for step in drive(Oracle(config, mix.forward), mix) for event in step]
     heads = [event for step in drive(Oracle(config, mix.forward, waiting_lines="head"), mix) for event in step]
@@ -102,7 +102,7 @@ def test_head_lines_are_those_of_the_whole(case: tuple[OracleConfig, Mix]):
 
 
 @pytest.mark.parametrize("schedule", ["mixed", "prefill_first"])
-def test_pinned_configs_meet_every_situation(schedule: str):
+def test_pinned_configs_meet_every_situation(schedule: str) -> None:
     met: Counter[str] = Counter()
     for config in (config for config in PINNED_CONFIGS if config.schedule == schedule):
 
@@ -138,7 +138,7 @@ def situations(events: list[Event]) -> list[str]:
     return met
 
 
-def test_the_fake_forward_is_the_same_on_device():
+def test_the_fake_forward_is_the_same_on_device() -> None:
     forward = FakeForward(vocab_size=37, salt=2**31 + 5)
     seqs, positions = jnp.meshgrid(jnp.arange(20), jnp.arange(50), indexing="ij")
     tokens = forward.on_device(seqs, positions)
@@ -146,7 +146,7 @@ def test_the_fake_forward_is_the_same_on_device():
     assert len(set(tokens.ravel().tolist())) == 37
 
 
-def test_a_trace_by_hand():
+def test_a_trace_by_hand() -> None:
     """Two requests, three blocks of two tokens, four tokens a step: chunk, preemption, recomputation."""
     config = OracleConfig(block_size=2, num_blocks=3, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=10)
     mix = Mix((Round((RequestSpec(2, 4), RequestSpec(3, 1), RequestSpec(9, 2)), 0),), FakeForward(100))
@@ -175,3 +175,35 @@ PRE-FILL step=4 seqs=1 tokens=3
 seq[  1] prompt_len=    3 total_len=    3 blocks=  2 cached=    0 scheduled=   3 blocks=[1, 2]
 FINISHED: seq[1] prompt=3 + generated=1 = 4 total
 """
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "reason"),
+    [
+        (9, 1, None),
+        (10, 1, "needs 11 tokens, max_model_len is 10"),
+        (30, 1, "needs 31 tokens, max_model_len is 10"),
+        (1, 6, None),  # the seventh token is never consumed
+        (1, 7, "needs 4 blocks, num_blocks is 3"),
+        (6, 1, None),
+        (7, 1, "needs 4 blocks, num_blocks is 3"),
+        (1, 100, "needs 5 blocks, num_blocks is 3"),  # max_model_len bounds what it can hold
+    ],
+)
+def test_what_is_refused(prompt_len: int, max_tokens: int, reason: str | None) -> None:
+    pool = 5 if prompt_len == 9 else 3
+    oracle = Oracle(OracleConfig(2, pool, 2, 4, 10), FakeForward(100))
+    oracle.add_request(prompt_len, max_tokens)
+    refused = [event.reason for event in oracle.step() if isinstance(event, Refused)]
+    assert refused == ([reason] if reason else [])
+
+
+def test_the_same_reason_is_printed_again_after_an_admission() -> None:
+    """Request 2 waits for the blocks of 0, runs, is preempted by the growth of 1, and waits for blocks again."""
+    config = OracleConfig(block_size=2, num_blocks=5, max_num_seqs=3, max_num_batched_tokens=20, max_model_len=10)
+    mix = Mix((Round((RequestSpec(3, 2), RequestSpec(4, 5), RequestSpec(3, 4)), 0),), FakeForward(100))
+    events = [event for step in drive(Oracle(config, mix.forward), mix) for event in step]
+    waits = [
+        (event.step, event.seq, event.reason, event.needs, event.free) for event in events if type(event) is Waiting
+    ]
+    assert waits == [(0, 2, "blocks", 2, 1), (3, 2, "blocks", 2, 1)]

@@ -25,7 +25,7 @@ def rules(events: list[Event], *, block_size: int = 256, complete: bool = True, 
     return sorted({violation.rule for violation in found})
 
 
-def test_the_worked_example_is_sound():
+def test_the_worked_example_is_sound() -> None:
     events = list(worked_example())
     assert rules(events) == []
     assert rules(events[100:200], complete=False) == [], "a trace may start and stop anywhere"
@@ -64,7 +64,7 @@ STORY_LIMITS: dict[str, Any] = dict(
 )
 
 
-def test_the_story_is_sound():
+def test_the_story_is_sound() -> None:
     assert rules(STORY, **STORY_LIMITS) == []
 
 
@@ -110,29 +110,29 @@ def test_the_story_is_sound():
         (17, dict(seq=0), "lifecycle"),
     ],
 )
-def test_each_damage_breaks_its_rule(at: int, change: dict, rule: str):
+def test_each_damage_breaks_its_rule(at: int, change: dict, rule: str) -> None:
     damaged = [*STORY[:at], replace(STORY[at], **change), *STORY[at + 1 :]]
     assert rule in rules(damaged, **STORY_LIMITS)
 
 
 @pytest.mark.parametrize("at", range(len(STORY)))
-def test_each_line_that_must_be_there_is_missed(at: int):
+def test_each_line_that_must_be_there_is_missed(at: int) -> None:
     without = STORY[:at] + STORY[at + 1 :]
     assert bool(rules(without, **STORY_LIMITS)) == (not isinstance(STORY[at], Waiting))
 
 
 @pytest.mark.parametrize("at", range(len(STORY)))
-def test_each_line_twice_is_found(at: int):
+def test_each_line_twice_is_found(at: int) -> None:
     twice = [*STORY[: at + 1], *STORY[at:]]
     assert bool(rules(twice, **STORY_LIMITS)) == (not isinstance(STORY[at], Waiting))
 
 
-def test_a_preempting_step_admits_nobody():
+def test_a_preempting_step_admits_nobody() -> None:
     readmitted = row(1, 4, 0, (2,), 2, phase="PRE-FILL", num_blocks=2)
     assert "fcfs" in rules([*STORY[:9], readmitted, *STORY[9:]], **STORY_LIMITS)
 
 
-def test_cancelled_ends_a_sequence_and_frees_its_blocks():
+def test_cancelled_ends_a_sequence_and_frees_its_blocks() -> None:
     cancelled = Cancelled(seq=0, prompt_len=4, total_len=6, step=3)
     events = [*STORY[:11], cancelled, replace(STORY[14], step=3), replace(STORY[15], step=4)]
     assert rules(events, **STORY_LIMITS) == ["lifecycle"], "only: seq 1 never ends"
@@ -152,7 +152,7 @@ SHARED: list[Event] = [
 ]
 
 
-def test_a_cache_hit_shares_a_prefix():
+def test_a_cache_hit_shares_a_prefix() -> None:
     assert rules(SHARED, block_size=2) == []
 
 
@@ -168,17 +168,17 @@ def test_a_cache_hit_shares_a_prefix():
         (4, dict(blocks=(0, 4, 1)), ["sharing"]),
     ],
 )
-def test_sharing_beyond_the_hit_is_found(at: int, change: dict, expected: list[str]):
+def test_sharing_beyond_the_hit_is_found(at: int, change: dict, expected: list[str]) -> None:
     damaged = [*SHARED[:at], replace(SHARED[at], **change), *SHARED[at + 1 :]]
     found = rules(damaged, block_size=2)
     assert set(expected) <= set(found)
 
 
-def test_sharing_without_a_hit_is_found():
+def test_sharing_without_a_hit_is_found() -> None:
     assert "sharing" in rules([*SHARED[:3], replace(SHARED[4], cached=0, scheduled=5), *SHARED[5:]], block_size=2)
 
 
-def test_a_violation_says_what_and_where():
+def test_a_violation_says_what_and_where() -> None:
     damaged = [*STORY[:9], replace(STORY[9], cached=3), *STORY[10:]]
     violation = check_events(damaged, block_size=2)[0]
     assert (violation.step, violation.seq, violation.rule, violation.expected, violation.found) == (
@@ -192,7 +192,7 @@ def test_a_violation_says_what_and_where():
 
 
 @pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"])
-def test_limits_are_checked(name: str):
+def test_limits_are_checked(name: str) -> None:
     limits: dict[str, Any] = {"block_size": 2} | {name: 0}
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
         check_events([], **limits)

@@ -17,7 +17,7 @@ def jsonl_of(events: list[Event]) -> str:
 
 
 @given(st.lists(st.tuples(any_event, counts, counts)))
-def test_round_trip(drawn: list[tuple[Event, int, int]]):
+def test_round_trip(drawn: list[tuple[Event, int, int]]) -> None:
     events = [replace(event, step=step, time_us=time_us) for event, step, time_us in drawn]
     text = jsonl_of(events)
     assert text.count("\n") == len(events)
@@ -25,7 +25,7 @@ def test_round_trip(drawn: list[tuple[Event, int, int]]):
     assert list(read_jsonl(text.encode().splitlines())) == events
 
 
-def test_names():
+def test_names() -> None:
     objects = [json.loads(line) for line in jsonl_of(list(worked_example())).splitlines()]
     assert objects[8 + 59 * 8 + 7] == {
         "event": "scheduled",
@@ -59,7 +59,7 @@ def test_names():
         b"\xff",
     ],
 )
-def test_a_bad_line_is_refused_with_its_number(bad: str | bytes):
+def test_a_bad_line_is_refused_with_its_number(bad: str | bytes) -> None:
     good = jsonl_of([Finished(seq=0, prompt_len=1, total_len=2, finish_reason="stop")])
     events = read_jsonl([good, "\n", bad])
     assert next(events).seq == 0

@@ -25,7 +25,7 @@ def text_of(events: list[Event]) -> list[str]:
     return list(format_events(events))
 
 
-def test_worked_example_to_the_character():
+def test_worked_example_to_the_character() -> None:
     lines = text_of(list(worked_example()))
     assert lines[:8] == [f"ADDED: seq[{seq}] prompt_len=6 max_tokens=64" for seq in range(8)]
     assert lines[8] == "PRE-FILL step=0 seqs=8 tokens=48"
@@ -62,12 +62,12 @@ def test_worked_example_to_the_character():
         ),
     ],
 )
-def test_each_kind_both_ways(event: Event, line: str):
+def test_each_kind_both_ways(event: Event, line: str) -> None:
     assert format_event(event) == line
     assert list(parse_text([line + "\n"])) == [event]
 
 
-def test_wide_values_widen_their_field():
+def test_wide_values_widen_their_field() -> None:
     event = Scheduled(
         seq=1234,
         phase="DECODE",
@@ -84,7 +84,7 @@ def test_wide_values_widen_their_field():
 
 @given(traces())
 @example(list(worked_example()))
-def test_round_trip(events: list[Event]):
+def test_round_trip(events: list[Event]) -> None:
     known = [replace(event, finish_reason=None) if isinstance(event, Finished) else event for event in events]
     lines = text_of(events)
     assert list(parse_text(lines)) == known
@@ -92,7 +92,7 @@ def test_round_trip(events: list[Event]):
 
 
 @given(traces())
-def test_noise_is_ignored_only_when_not_strict(events: list[Event]):
+def test_noise_is_ignored_only_when_not_strict(events: list[Event]) -> None:
     noisy = [
         "2026 INFO loading",
         *itertools.chain.from_iterable((line, "noise: seq[ 1] step=") for line in text_of(events)),
@@ -102,7 +102,7 @@ def test_noise_is_ignored_only_when_not_strict(events: list[Event]):
         list(parse_text(noisy))
 
 
-def test_a_step_is_printed_as_soon_as_it_is_complete():
+def test_a_step_is_printed_as_soon_as_it_is_complete() -> None:
     events = iter(worked_example())
     lines = format_events(events)
     assert list(itertools.islice(lines, 9))[8] == "PRE-FILL step=0 seqs=8 tokens=48"
@@ -110,7 +110,7 @@ def test_a_step_is_printed_as_soon_as_it_is_complete():
     assert (following.step, following.seq) == (1, 1), "the formatter reads one event past the step's part"
 
 
-def test_a_mixed_step_has_two_parts():
+def test_a_mixed_step_has_two_parts() -> None:
     decode = Scheduled(
         seq=0, phase="DECODE", prompt_len=1, total_len=2, num_blocks=1, cached=1, scheduled=1, blocks=(0,), step=3
     )
@@ -130,13 +130,13 @@ def test_a_mixed_step_has_two_parts():
         (("PRE-FILL step", "PREFILL step"), "line 9: not a line of a trace"),
     ],
 )
-def test_a_damaged_line_is_refused_with_its_number(change: tuple[str, str], message: str):
+def test_a_damaged_line_is_refused_with_its_number(change: tuple[str, str], message: str) -> None:
     text = "\n".join(format_events(worked_example())).replace(*change)
     with pytest.raises(ValueError, match=message):
         list(parse_text(text.split("\n")))
 
 
-def test_a_scheduled_line_needs_a_header():
+def test_a_scheduled_line_needs_a_header() -> None:
     lines = text_of(list(worked_example()))[9:10]
     with pytest.raises(ValueError, match=r"^line 1: a scheduled sequence needs a step's header before it"):
         list(parse_text(lines))
