@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -24,34 +24,34 @@ def place(
     Every name and shape is checked before a value is read. At most one tensor is held twice, never the model.
     Raises ValueError naming the tensors that are missing, left over or misshaped.
     """
-    if config.num_layers > len(tensors):  # also bounds the work on a corrupt configuration
-        raise ValueError(
-            f"{path}: {config.num_layers} layers are configured, the weights are only {len(tensors)} tensors"
-        )
+    layers = config.num_layers
+    if layers > len(tensors):  # also bounds the work on a corrupt configuration
+        raise ValueError(f"{path}: {layers} layers are configured, the weights are only {len(tensors)} tensors")
     shapes = param_shapes(config, dtype)
-    rules = {target: table.find(target) for target in shapes}
     tensors = _without_tied_head(config, table, tensors)
+    rules = {target: table.find(target) for target in shapes}
     _check_names(path, table, tensors, [key for key, _ in rules.values()])
-    for target, (key, _) in rules.items():
-        _check_shape(tensors[key], _stored_shape(target, shapes[target].shape))
-    params = {target: _load(config, tensors[key], rule, target, dtype) for target, (key, rule) in rules.items()}
+    chosen = {target: (tensors[key], rule) for target, (key, rule) in rules.items()}
+    _check_shapes([(tensor, _stored_shape(target, shapes[target].shape)) for target, (tensor, _) in chosen.items()])
+    params = {target: _load(config, tensor, rule, target, dtype) for target, (tensor, rule) in chosen.items()}
     return from_params(config, dtype, params)
 
 
-def _check_names(path: Path, table: Table, tensors: Mapping[str, StoredTensor], needed: list[str]) -> None:
-    missing = [key for key in needed if key not in tensors]
+def _check_names(path: Path, table: Table, tensors: Mapping[str, StoredTensor], needed: Sequence[str]) -> None:
+    missing = [repr(key) for key in needed if key not in tensors]
     if missing:
-        raise ValueError(f"{path}: missing tensors: {_names(missing)}")
+        raise ValueError(f"{path}: missing tensors: {_first(missing)}")
     known = set(needed)
-    left_over = [key for key in tensors if key not in known and not re.fullmatch(table.ignored, key)]
+    left_over = [repr(key) for key in tensors if key not in known and not re.fullmatch(table.ignored, key)]
     if left_over:
-        raise ValueError(f"{path}: tensors that this model has no place for: {_names(left_over)}")
+        raise ValueError(f"{path}: tensors that this model has no place for: {_first(left_over)}")
 
 
-def _check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        stored, needed = list(tensor.shape), list(shape)
-        raise ValueError(f"{tensor.file}: tensor {tensor.name!r}: shape {stored}, the configuration needs {needed}")
+def _check_shapes(needed: Sequence[tuple[StoredTensor, tuple[int, ...]]]) -> None:
+    wrong = [(tensor, shape) for tensor, shape in needed if tensor.shape != shape]
+    if wrong:
+        shown = _first([f"{tensor.name!r} {tensor.shape}, not {shape}" for tensor, shape in wrong])
+        raise ValueError(f"{wrong[0][0].file}: tensors of another shape than the configuration needs: {shown}")
 
 
 def _stored_shape(target: ParamPath, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -92,6 +92,6 @@ def _without_tied_head(
     return {name: tensor for name, tensor in tensors.items() if name != table.tied_head}
 
 
-def _names(names: list[str], most: int = 4) -> str:
-    shown = ", ".join(f"{name!r:.120}" for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _first(items: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(f"{item:.160}" for item in items[:most])
+    return shown + (f" and {len(items) - most} more" if len(items) > most else "")

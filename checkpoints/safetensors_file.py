@@ -52,7 +52,7 @@ def _entry(entry: Any) -> tuple[np.dtype, tuple[int, ...], tuple[int, int]]:
     if not isinstance(entry, dict):
         raise ValueError("its header entry is not an object")
     kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if kind not in DTYPES:
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise ValueError(f"dtype {kind!r:.40} is not supported (supported: {', '.join(DTYPES)})")
     sizes, span = _sizes("shape", shape), _sizes("data_offsets", offsets)
     if len(span) != 2:
