@@ -190,9 +190,9 @@ def test_pip_fails(machine: Machine):
     assert not (machine.venv / "half").exists()
 
 
-def start_hanging(machine: Machine) -> subprocess.Popen[bytes]:
+def start_hanging(machine: Machine, *extras: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        ["sh", machine.clone / "tools" / "setup.sh"],
+        ["sh", machine.clone / "tools" / "setup.sh", *extras],
         env=machine.environment({"PIP_DOES": "hang"}), stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     for _ in range(500):
@@ -202,14 +202,16 @@ def start_hanging(machine: Machine) -> subprocess.Popen[bytes]:
     raise AssertionError("pip was not called")
 
 
-@pytest.mark.parametrize("before", ["first", "update"])
-def test_killed(machine: Machine, before: str):
+@pytest.mark.parametrize("extras", [None, (), ("test",)])
+def test_killed(machine: Machine, extras: tuple[str, ...] | None):
+    """In the first run, or in one that adds extras (none: after a change) to a finished environment."""
     machine.python("python3", (3, 12))
-    if before == "update":
+    if extras is not None:
         assert machine.setup().returncode == 0
         machine.installed()
+    if extras == ():
         (machine.clone / "pyproject.toml").write_text("")
-    process = start_hanging(machine)
+    process = start_hanging(machine, *(extras or ()))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     machine.installed()
