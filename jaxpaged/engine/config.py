@@ -5,16 +5,17 @@ from typing import Literal, get_args
 
 Policy = Literal["mixed", "prefill_first"]
 
+# A matrix product of fewer rows takes hardly less time, and each bucket costs a compile.
+_FEWEST_PREFILL_ROWS = 128
 
-@dataclass(frozen=True, order=True)
+
+@dataclass(frozen=True)
 class Bucket:
-    """A compiled shape of one step: `decode_rows` tiles of one token and `prefill_tiles` tiles of `tile_q` tokens."""
+    """A compiled shape of one step: rows that the model computes, and the query tiles that attention sees them as."""
 
-    decode_rows: int
+    rows: int
+    decode_tiles: int
     prefill_tiles: int
-
-    def num_rows(self, tile_q: int) -> int:
-        return self.decode_rows + self.prefill_tiles * tile_q
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class EngineConfig:
     schedule: Policy = "mixed"
     max_steps: int = 64
     max_stop_ids: int = 8
-    tile_q: int = 16
+    tile_q: int = 32
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -71,18 +72,19 @@ class EngineConfig:
 
     @property
     def row_levels(self) -> tuple[int, ...]:
-        """Numbers of rows that sequences, one row each, are padded to, smallest first."""
-        rows = min(self.max_num_seqs, self.max_num_batched_tokens)
-        return tuple(sorted({min(level, rows) for level in (1, 8, rows)}))
+        """Numbers of rows that decodes and samples, one row a sequence, are padded to, smallest first."""
+        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        return (*(level for level in (1, 8, 64) if 2 * level <= most), most)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The shapes a step can take, smallest first; the last one takes every step that the rules allow."""
-        slots, tile_q = self.max_num_seqs, self.tile_q
-        budget = min(self.max_num_batched_tokens, slots * self.max_model_len)
-        # Every sequence may end in a tile that is not full.
-        most_tiles = min(budget, budget // tile_q + slots)
-        tile_levels = {min(max(1, level), most_tiles) for level in (budget // tile_q // 4, budget // tile_q, most_tiles)}
-        decode = [Bucket(level, 0) for level in self.row_levels]
-        mixed = [Bucket(self.row_levels[-1], level) for level in tile_levels]
-        return tuple(sorted(decode + mixed, key=lambda bucket: bucket.num_rows(tile_q)))
+        budget = min(self.max_num_batched_tokens, self.max_num_seqs * self.max_model_len)
+        decodes = [Bucket(rows, rows, 0) for rows in self.row_levels]
+        prefills = [
+            # Every sequence may end in a tile that is not full.
+            Bucket(rows, min(rows, self.max_num_seqs), min(rows, rows // self.tile_q + self.max_num_seqs))
+            for rows in (budget // 16, budget // 4, budget)
+            if rows == budget or rows >= _FEWEST_PREFILL_ROWS
+        ]
+        return tuple(sorted(decodes + prefills, key=lambda bucket: (bucket.rows, bucket.prefill_tiles)))

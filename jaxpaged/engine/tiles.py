@@ -1,13 +1,15 @@
-"""A step's work as query tiles: (candidate, first position, number of tokens).
+"""A step's work, packed: the rows that the model computes, and the query tiles that attention computes.
 
-A decode is a tile of one token; a prefill chunk is one or more tiles of `tile_q` tokens. Tiles without work are padding.
+The scheduled tokens stand one after another as *rows*, candidate by candidate, without padding between them. Attention sees
+the same rows as *tiles* of tokens of one sequence: a decode is a tile of one token; a prefill chunk is cut in tiles of
+`tile_q` tokens, of which only the last may be part full.
 """
 
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 from jaxpaged.engine.block_pool import exclusive_cumsum
 from jaxpaged.engine.config import Bucket, EngineConfig
@@ -16,16 +18,22 @@ from jaxpaged.engine.schedule import Schedule
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tiles:
-    """N tiles of `width` tokens, the used ones in front.
+class Rows:
+    """T rows, the used ones in front. candidate: index in the schedule; S for padding. position: in its sequence."""
 
-    candidate: index in the schedule; S for padding, which has no tokens. num_used: tiles that are not padding.
-    """
+    candidate: Int32[Array, " T"]
+    position: Int32[Array, " T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tiles:
+    """N tiles of `width` tokens, the used ones in front; padding has no tokens. first_row: where its rows begin."""
 
     candidate: Int32[Array, " N"]
     first_position: Int32[Array, " N"]
     num_tokens: Int32[Array, " N"]
-    num_used: Int32[Array, ""]
+    first_row: Int32[Array, " N"]
     width: int = field(metadata={"static": True})
 
     @property
@@ -33,55 +41,56 @@ class Tiles:
         return self.candidate.shape[0]
 
     @property
-    def num_rows(self) -> int:
-        return self.num_tiles * self.width
+    def is_used(self) -> Bool[Array, "N Q"]:
+        """Which places of the tiles hold a token."""
+        return jnp.arange(self.width) < self.num_tokens[:, None]
 
-    def front(self, num_tiles: int) -> "Tiles":
-        """The first `num_tiles` tiles."""
-        return Tiles(
-            self.candidate[:num_tiles],
-            self.first_position[:num_tiles],
-            self.num_tokens[:num_tiles],
-            self.num_used,
-            self.width,
-        )
+    @property
+    def rows(self) -> Int32[Array, "N Q"]:
+        """The row of each place; where it holds no token, some row."""
+        return self.first_row[:, None] + jnp.arange(self.width)
 
 
-def decode_tiles(schedule: Schedule, num_tiles: int) -> Tiles:
-    """The decodes in order, as `num_tiles` tiles of one token."""
-    num_candidates = schedule.row.shape[0]
-    place = jnp.where(schedule.decodes, jnp.cumsum(schedule.decodes) - 1, num_tiles)
-    candidate = jnp.full(num_tiles, num_candidates, jnp.int32)
-    candidate = candidate.at[place].set(jnp.arange(num_candidates, dtype=jnp.int32), mode="drop")
-    position = schedule.cached.at[candidate].get(mode="fill", fill_value=0)
-    used = candidate < num_candidates
-    return Tiles(candidate, position, used.astype(jnp.int32), jnp.sum(used), width=1)
+def pick_bucket(schedule: Schedule, config: EngineConfig) -> Int32[Array, ""]:
+    """Index of the first, that is the smallest, bucket that the step fits in."""
+    prefills = jnp.any(schedule.scheduled > schedule.decodes)
+    num_rows = jnp.sum(schedule.scheduled)
+    fits = [(num_rows <= bucket.rows) & (~prefills | (bucket.prefill_tiles > 0)) for bucket in config.buckets]
+    return jnp.argmax(jnp.stack(fits)).astype(jnp.int32)
 
 
-def prefill_tiles(schedule: Schedule, num_tiles: int, tile_q: int) -> Tiles:
-    """The prefill chunks in order, cut in tiles of `tile_q` tokens; only a chunk's last tile may be part full."""
-    count = (jnp.where(schedule.decodes, 0, schedule.scheduled) + tile_q - 1) // tile_q
+def pack_rows(schedule: Schedule, num_rows: int) -> Rows:
+    row, end = jnp.arange(num_rows), jnp.cumsum(schedule.scheduled)
+    candidate = jnp.sum(row[:, None] >= end, axis=1, dtype=jnp.int32)
+    first_row, cached = _of(candidate, exclusive_cumsum(schedule.scheduled)), _of(candidate, schedule.cached)
+    used = candidate < schedule.row.shape[0]
+    return Rows(candidate, jnp.where(used, cached + row - first_row, 0))
+
+
+def cut_in_tiles(schedule: Schedule, bucket: Bucket, tile_q: int) -> list[Tiles]:
+    """The decodes as tiles of one token, and, where the bucket has them, the prefill chunks as tiles of `tile_q`."""
+    decodes = _tiles(schedule, jnp.where(schedule.decodes, schedule.scheduled, 0), bucket.decode_tiles, 1)
+    if not bucket.prefill_tiles:
+        return [decodes]
+    prefills = _tiles(schedule, jnp.where(schedule.decodes, 0, schedule.scheduled), bucket.prefill_tiles, tile_q)
+    return [decodes, prefills]
+
+
+def _tiles(schedule: Schedule, num_tokens: Int32[Array, " S"], num_tiles: int, width: int) -> Tiles:
+    """`num_tokens` of each candidate, cut in tiles of `width`."""
+    count = (num_tokens + width - 1) // width
     tile = jnp.arange(num_tiles)
     candidate = jnp.sum(tile[:, None] >= jnp.cumsum(count), axis=1, dtype=jnp.int32)
-
-    def of_candidate(values: Int32[Array, " S"]) -> Int32[Array, " N"]:
-        return values.at[candidate].get(mode="fill", fill_value=0)
-
-    done = (tile - of_candidate(exclusive_cumsum(count))) * tile_q
-    num_tokens = jnp.clip(of_candidate(schedule.scheduled) - done, 0, tile_q)
-    return Tiles(candidate, of_candidate(schedule.cached) + done, num_tokens, jnp.sum(count), width=tile_q)
-
-
-def cut_in_tiles(schedule: Schedule, config: EngineConfig) -> tuple[Tiles, Tiles]:
-    """All decodes and all prefill chunks of a step, in the shape of the largest bucket."""
-    largest = config.buckets[-1]
-    return (
-        decode_tiles(schedule, largest.decode_rows),
-        prefill_tiles(schedule, largest.prefill_tiles, config.tile_q),
+    done = (tile - _of(candidate, exclusive_cumsum(count))) * width
+    return Tiles(
+        candidate,
+        first_position=_of(candidate, schedule.cached) + done,
+        num_tokens=jnp.clip(_of(candidate, num_tokens) - done, 0, width),
+        first_row=_of(candidate, exclusive_cumsum(schedule.scheduled)) + done,
+        width=width,
     )
 
 
-def pick_bucket(decodes: Tiles, prefills: Tiles, buckets: tuple[Bucket, ...]) -> Int32[Array, ""]:
-    """Index of the first, that is the smallest, bucket that the tiles fit in."""
-    fits = [(decodes.num_used <= b.decode_rows) & (prefills.num_used <= b.prefill_tiles) for b in buckets]
-    return jnp.argmax(jnp.stack(fits)).astype(jnp.int32)
+def _of(candidate: Int32[Array, " N"], values: Int32[Array, " S"]) -> Int32[Array, " N"]:
+    """Each candidate's value; 0 for padding."""
+    return values.at[candidate].get(mode="fill", fill_value=0)

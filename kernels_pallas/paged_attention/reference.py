@@ -42,23 +42,50 @@ def attend(
     *,
     scale: float,
 ) -> Float[Array, "N Q H D"]:
-    """Online softmax (arXiv:1805.02867) over the blocks, a few at a time, up to the longest context of the tiles."""
-    k_pool, v_pool = arrays
+    """Decode tiles all at once, up to the longest context; wider tiles one after another, each up to its own context.
+
+    One row has too little work to be worth a turn of a loop; a chunk of a prompt has enough, and then neither padding
+    nor a long neighbour costs it anything.
+    """
     num_tiles, rows, num_heads, head_dim = q.shape
-    _, num_kv_heads, block_size, kv_head_dim = k_pool.shape
+    _, num_kv_heads, block_size, kv_head_dim = arrays[0].shape
     if num_heads % num_kv_heads or head_dim != kv_head_dim:
         raise ValueError(f"paged_attention: q {q.shape} does not fit a pool of {num_kv_heads} heads of {kv_head_dim}")
-    group = num_heads // num_kv_heads
     blocks_per_turn = max(1, min(_POSITIONS_PER_TURN // block_size, block_tables.shape[1]))
-    positions_per_turn = blocks_per_turn * block_size
-    block_tables = _pad_columns(block_tables, blocks_per_turn, fill=k_pool.shape[0] - 1)
+    block_tables = _pad_columns(block_tables, blocks_per_turn, fill=arrays[0].shape[0] - 1)
+    grouped = q.reshape(num_tiles, rows, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+    if rows == 1:
+        out = _attend_tiles(grouped, arrays, block_tables, first_position, num_tokens, scale, blocks_per_turn)
+    else:
 
+        def one_tile(n: Array, out: Array) -> Array:
+            tile = [jax.lax.dynamic_slice_in_dim(x, n, 1) for x in (grouped, block_tables, first_position, num_tokens)]
+            attended = _attend_tiles(tile[0], arrays, *tile[1:], scale, blocks_per_turn)
+            return jax.lax.dynamic_update_slice_in_dim(out, attended, n, axis=0)
+
+        num_used = jnp.max(jnp.where(num_tokens > 0, jnp.arange(num_tiles) + 1, 0), initial=0)
+        out = jax.lax.fori_loop(0, num_used, one_tile, jnp.zeros_like(grouped))
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def _attend_tiles(
+    q: Float[Array, "N Hkv G Q D"],
+    arrays: tuple[Array, ...],
+    block_tables: Int[Array, "N M"],
+    first_position: Int[Array, " N"],
+    num_tokens: Int[Array, " N"],
+    scale: float,
+    blocks_per_turn: int,
+) -> Float[Array, "N Hkv G Q D"]:
+    """Online softmax (arXiv:1805.02867) over the blocks, `blocks_per_turn` at a time, up to the longest context."""
+    k_pool, v_pool = arrays
+    num_tiles, num_kv_heads, group, rows, head_dim = q.shape
+    positions_per_turn = blocks_per_turn * k_pool.shape[2]
     context_len = jnp.where(num_tokens > 0, first_position + num_tokens, 0)
     row_valid = jnp.arange(rows) < num_tokens[:, None]
     row_position = jnp.where(row_valid, first_position[:, None] + jnp.arange(rows), -1)
     row_position = jnp.repeat(row_position[:, None], group, axis=1).reshape(num_tiles, 1, group * rows, 1)
-    queries = q.reshape(num_tiles, rows, num_kv_heads, group, head_dim)
-    queries = queries.transpose(0, 2, 3, 1, 4).reshape(num_tiles, num_kv_heads, group * rows, head_dim)
+    queries = q.reshape(num_tiles, num_kv_heads, group * rows, head_dim)
 
     def read(pool: Array, blocks: Array) -> Array:
         """[N, P] block ids -> [N, Hkv, P * block_size, D]."""
@@ -90,10 +117,8 @@ def attend(
     )
     num_turns = (jnp.max(context_len, initial=0) + positions_per_turn - 1) // positions_per_turn
     _, total, out = jax.lax.fori_loop(0, num_turns, turn, state)
-    out = out / jnp.where(total > 0, total, 1)[..., None]
-    out = out.reshape(num_tiles, num_kv_heads, group, rows, head_dim).transpose(0, 3, 1, 2, 4)
-    out = jnp.where(row_valid[:, :, None, None], out.reshape(q.shape), 0)
-    return out.astype(q.dtype)
+    out = (out / jnp.where(total > 0, total, 1)[..., None]).reshape(q.shape)
+    return jnp.where(row_valid[:, None, None, :, None], out, 0).astype(q.dtype)
 
 
 def _pad_columns(block_tables: Int[Array, "N M"], multiple: int, fill: int) -> Int[Array, "N M2"]:
