@@ -14,10 +14,10 @@ from jaxpaged.engine.config import Policy
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request
 from jaxpaged.engine.sizes import engine_config
-from jaxpaged.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
+from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamedOutput
 from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
-from jaxpaged.trace.events import Event
+from jaxpaged.trace import Event, open_sink
 
 DType = Literal["auto", "float32", "bfloat16"]
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -38,7 +38,8 @@ class LLM:
     schedule: "mixed" or "prefill_first" (docs/scheduler.md).
     max_steps: the most steps the device makes before the host looks.
     seed: where requests without a seed of their own get theirs from.
-    trace: called with each trace event (`jaxpaged.trace.events`), in order.
+    trace: the scheduler trace: True shows it on standard error, a path writes it there (as JSON lines if it ends in
+    .jsonl), a function is called with each event (`jaxpaged.trace.Event`).
 
     Raises FileNotFoundError or ValueError, naming file, tensor or field, for what cannot be loaded or cannot work.
     """
@@ -57,7 +58,7 @@ class LLM:
         schedule: Policy = "mixed",
         max_steps: int = 16,
         seed: int = 0,
-        trace: Callable[[Event], None] | None = None,
+        trace: bool | str | Path | Callable[[Event], None] = False,
     ) -> None:
         path = checkpoints.resolve(model)
         real_dtype = _resolve_dtype(dtype)
@@ -75,8 +76,14 @@ class LLM:
         )
         self._tokenizer = load_tokenizer(path)
         model_config, module = checkpoints.load(path, real_dtype)
-        self.engine = Engine(module, model_config, config, kv_dtype=real_dtype, seed=seed, trace=trace)
+        self._trace = open_sink(trace)
+        self.engine = Engine(module, model_config, config, kv_dtype=real_dtype, seed=seed, trace=self._trace)
         self.engine.warm_up()
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts can be text; without a tokenizer they are token ids."""
+        return self._tokenizer is not None
 
     def get_tokenizer(self) -> PreTrainedTokenizerFast:
         """The model's tokenizer. Raises ValueError if it has none."""
@@ -125,25 +132,28 @@ class LLM:
         # The template writes the special tokens itself.
         return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
-        """Complete one prompt, piece by piece; the pieces together are what `generate` returns.
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamedOutput]:
+        """Complete one prompt, piece by piece. The texts of the pieces together are the text that `generate` returns.
 
         Raises ValueError as `generate` does, at the first piece.
         """
-        _, token_ids = self._encode(prompt)
+        text, token_ids = self._encode(prompt)
         (params,) = _params_for_each(sampling_params, 1)
         request = self.engine.add_request(token_ids, params)
         detokenizer = Detokenizer(self._tokenizer) if self._tokenizer else None
+        steps = min(_STREAMED_STEPS, self.engine.config.max_steps)
         try:
             while request.finish_reason is None:
-                for update in self.engine.run(min(_STREAMED_STEPS, self.engine.config.max_steps)):
-                    text = detokenizer.add(update.token_ids) if detokenizer else ""
+                for update in self.engine.run(steps):
+                    piece = detokenizer.add(update.token_ids) if detokenizer else ""
                     if detokenizer and update.finish_reason:
-                        text += detokenizer.finish()
-                    yield CompletionDelta(text, update.token_ids, update.finish_reason)
+                        piece += detokenizer.finish()
+                    final = self._output(request, text) if update.finish_reason else None
+                    yield StreamedOutput(piece, update.token_ids, final)
         finally:
             if request.finish_reason is None:
                 self.engine.abort_all()
+            self._flush_trace()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """A prompt's text, if it has one, and its token ids."""
@@ -165,14 +175,23 @@ class LLM:
         num_tokens = 0
         try:
             with tqdm(total=len(requests), desc="generate", unit=" requests", disable=not use_tqdm) as bar:
+                steps = 1  # short runs first, so that the first tokens are seen, and timed, when they come
                 while self.engine.has_unfinished_requests():
-                    for update in self.engine.run():
+                    steps = min(steps, self.engine.config.max_steps)
+                    for update in self.engine.run(steps):
                         num_tokens += len(update.token_ids)
                         bar.update(update.finish_reason is not None)
+                    steps *= 2
                     bar.set_postfix_str(f"{num_tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} output tokens/s")
         except BaseException:
             self.engine.abort_all()  # an interrupted call leaves nothing for the next one
             raise
+        finally:
+            self._flush_trace()
+
+    def _flush_trace(self) -> None:
+        if self._trace:
+            self._trace.flush()
 
     def _output(self, request: Request, text: str | None) -> RequestOutput:
         decoded = self._tokenizer.decode(request.token_ids, skip_special_tokens=True) if self._tokenizer else ""

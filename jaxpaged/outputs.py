@@ -41,9 +41,9 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
-class CompletionDelta:
-    """A piece of a completion that is streamed: text that is final, new tokens, and in the last piece why it ended."""
+class StreamedOutput:
+    """A piece of a completion: text and tokens that are new and final. `output` is the whole, in the last piece alone."""
 
     text: str
     token_ids: list[int]
-    finish_reason: FinishReason | None
+    output: RequestOutput | None

@@ -21,6 +21,7 @@ from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import NOT_FINISHED, Events
 from jaxpaged.engine.requests import Request, Update, check_prompt, to_device_rows, why_refused
 from jaxpaged.engine.run import compile_run
+from jaxpaged.engine.stats import RunStats, run_stats
 from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
 from jaxpaged.engine.tracing import FINISH_REASONS, Tracer
 from jaxpaged.models.config import ModelConfig
@@ -28,17 +29,6 @@ from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.trace import events as trace
 
 _MOST_ENQUEUED_AT_ONCE = 64
-
-
-@dataclass(frozen=True)
-class RunStats:
-    """One run: seconds from the end of the run before (or its own dispatch) to its own, steps and tokens by phase."""
-
-    seconds: float
-    prefill_steps: int
-    decode_steps: int
-    prefill_tokens: int
-    decode_tokens: int
 
 
 @dataclass(frozen=True)
@@ -198,7 +188,7 @@ class Engine:
                 self._emit(event)
         num_steps = int(events.num_steps)
         self._step += num_steps
-        self.run_stats.append(_run_stats(events, num_steps, now - start))
+        self.run_stats.append(run_stats(events, now - start))
         return self._update(events, num_steps, now)
 
     def _update(self, events: Events, num_steps: int, now: float) -> list[Update]:
@@ -250,16 +240,3 @@ def _enqueue(state: EngineState, new: NewRequests, config: EngineConfig) -> Engi
 def _reset(state: EngineState, config: EngineConfig) -> EngineState:
     requests, slots, block_pool = init_scheduler(config)
     return replace(state, requests=requests, slots=slots, block_pool=block_pool)
-
-
-def _run_stats(events: Events, num_steps: int, seconds: float) -> RunStats:
-    scheduled, decodes = events.steps.scheduled[:num_steps], events.steps.decodes[:num_steps]
-    prefilled = np.where(decodes, 0, scheduled)
-    prefill_steps = int(np.count_nonzero(prefilled.sum(axis=1)))
-    return RunStats(
-        seconds=seconds,
-        prefill_steps=prefill_steps,
-        decode_steps=num_steps - prefill_steps,
-        prefill_tokens=int(prefilled.sum()),
-        decode_tokens=int(decodes.sum()),
-    )

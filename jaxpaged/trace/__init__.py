@@ -13,6 +13,7 @@ from jaxpaged.trace.events import (
     Waiting,
 )
 from jaxpaged.trace.jsonl import read_jsonl, write_jsonl
+from jaxpaged.trace.sink import open_sink
 from jaxpaged.trace.text import format_event, format_events, parse_text
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "check_events",
     "format_event",
     "format_events",
+    "open_sink",
     "parse_text",
     "read_jsonl",
     "write_jsonl",

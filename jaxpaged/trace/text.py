@@ -53,21 +53,35 @@ def _sum(event: Cancelled | Finished) -> str:
 
 
 def format_events(events: Iterable[Event]) -> Iterator[str]:
-    """Yields the lines of a trace, without line ends, as events come.
-
-    Each part of a step (the scheduled sequences of one phase) is held back until it ends, for its header counts it.
-    """
-    part: list[Scheduled] = []
+    """Yields the lines of a trace, without line ends, as events come."""
+    formatter = TextFormatter()
     for event in events:
-        if part and not (isinstance(event, Scheduled) and (event.step, event.phase) == (part[0].step, part[0].phase)):
-            yield from _format_part(part)
-            part = []
+        yield from formatter.add(event)
+    yield from formatter.end()
+
+
+class TextFormatter:
+    """Events in, lines out. Each part of a step (its sequences of one phase) is held back until it ends: its header
+    counts it."""
+
+    def __init__(self) -> None:
+        self._part: list[Scheduled] = []
+
+    def add(self, event: Event) -> list[str]:
+        """The lines that `event` completes."""
+        part = self._part
+        goes_on = isinstance(event, Scheduled) and part and (event.step, event.phase) == (part[0].step, part[0].phase)
+        lines = [] if goes_on else self.end()
         if isinstance(event, Scheduled):
-            part.append(event)
+            self._part.append(event)
         else:
-            yield format_event(event)
-    if part:
-        yield from _format_part(part)
+            lines.append(format_event(event))
+        return lines
+
+    def end(self) -> list[str]:
+        """The lines that are held back, when no more events come."""
+        part, self._part = self._part, []
+        return list(_format_part(part)) if part else []
 
 
 def _format_part(part: list[Scheduled]) -> Iterator[str]:

@@ -122,5 +122,7 @@ def _attend_tiles(
 
 
 def _pad_columns(block_tables: Int[Array, "N M"], multiple: int, fill: int) -> Int[Array, "N M2"]:
-    missing = -block_tables.shape[1] % multiple
+    """Pad to a multiple, and to two turns at least: a loop of one turn XLA unrolls into its surroundings, where it then
+    copies the pool."""
+    missing = max(-block_tables.shape[1] % multiple, 2 * multiple - block_tables.shape[1])
     return jnp.pad(block_tables, ((0, 0), (0, missing)), constant_values=fill)

@@ -1,0 +1,202 @@
+"""`python -m jaxpaged.generate`: complete prompts from the command line."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from jaxpaged.engine.config import Policy
+from jaxpaged.engine.stats import phase_times
+from jaxpaged.llm import LLM, DType, Prompt
+from jaxpaged.outputs import RequestOutput
+from jaxpaged.sampling_params import SamplingParams
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpaged.generate",
+        description="Complete prompts with the paged engine. Text goes to standard output, everything else to standard error.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; without any, one a line from standard input")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="read prompts from FILE, one a line")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, a .gguf file, or a packaged model (%(default)s)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--chat", action="store_true", help="ask as a user in a chat; the default if the model has a template")
+    form.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most tokens to generate (%(default)s)")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token (%(default)s)")
+    sampling.add_argument("--seed", type=int, default=0, metavar="N", help="for a temperature above 0 (%(default)s)")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--dtype", choices=get_args(DType), default="auto", help="of weights and KV blocks (%(default)s)")
+    engine.add_argument("--block-size", type=int, default=256, metavar="N", help="tokens of a KV block (%(default)s)")
+    engine.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks (what memory allows)")
+    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences that run at once (%(default)s)")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=int, default=512, metavar="N", help="token budget of a step (%(default)s)"
+    )
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (the model's own)")
+    engine.add_argument("--schedule", choices=get_args(Policy), default="mixed", help="policy of a step (%(default)s)")
+
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--trace",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FILE",
+        help="show the scheduler trace, or write it to FILE (as JSON lines if it ends in .jsonl); give prompts before it or after --",
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object with everything")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+    except (ValueError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    params = SamplingParams(
+        temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed, ignore_eos=args.ignore_eos
+    )
+    texts = _read_prompts(args)
+    start = time.perf_counter()
+    _note(f"loading and compiling {args.model} ...")
+    llm = LLM(
+        args.model,
+        dtype=args.dtype,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        schedule=args.schedule,
+        seed=args.seed,
+        trace=args.trace,
+    )
+    _note(f"ready after {time.perf_counter() - start:.1f} s")
+    prompts = [_to_prompt(llm, text, args) for text in texts]
+    shows_trace = args.trace is True
+    if len(prompts) == 1 and not args.json and not shows_trace:
+        outputs = [_stream(llm, prompts[0], params)]
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=not shows_trace)
+        print(_as_json(llm, texts, outputs) if args.json else "\n".join(_as_text(texts, outputs)))
+    _note(_summary(llm, outputs))
+    return 0
+
+
+def _read_prompts(args: argparse.Namespace) -> list[str]:
+    if args.prompts and args.file:
+        raise ValueError("give prompts as arguments or with --file, not both")
+    if args.prompts:
+        return args.prompts
+    if isinstance(args.trace, str) and " " in args.trace.strip():
+        raise ValueError("--trace took the prompt for its FILE: put -- before the prompts")
+    if args.file:
+        lines = args.file.read_text(encoding="utf-8").splitlines()
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise ValueError("no prompt: give one as an argument, with --file, or on standard input")
+    else:
+        lines = sys.stdin.read().splitlines()
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"no prompt in {args.file or 'standard input'}: it has no line with text")
+    return prompts
+
+
+def _to_prompt(llm: LLM, text: str, args: argparse.Namespace) -> Prompt:
+    """The prompt in the form that this model takes: a chat, text, or, without a tokenizer, token ids."""
+    if not llm.has_tokenizer:
+        try:
+            return [int(word) for word in text.replace(",", " ").split()]
+        except ValueError:
+            raise ValueError(f"this model has no tokenizer: give prompts as token ids, like '1 2 3', not {text!r}") from None
+    if args.chat or (not args.raw and llm.get_tokenizer().chat_template is not None):
+        return llm.chat_prompt([{"role": "user", "content": text}])
+    return text
+
+
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+    """Print the completion as it comes."""
+    for piece in llm.stream(prompt, params):
+        print(piece.text if llm.has_tokenizer else _ids(piece.token_ids), end="", flush=True)
+        if piece.output:
+            print()
+            return piece.output
+    raise AssertionError("a stream ends with its whole output")
+
+
+def _as_text(texts: Iterable[str], outputs: Iterable[RequestOutput]) -> Iterator[str]:
+    for number, (text, output) in enumerate(zip(texts, outputs, strict=True)):
+        completion = output.outputs[0]
+        yield f"[{number}] {text}\n{completion.text or _ids(completion.token_ids)}\n"
+
+
+def _ids(token_ids: Iterable[int]) -> str:
+    return "".join(f"{token} " for token in token_ids)
+
+
+def _as_json(llm: LLM, texts: Iterable[str], outputs: Iterable[RequestOutput]) -> str:
+    entries = [
+        {
+            "request_id": output.request_id,
+            "prompt": text,
+            "prompt_token_ids": output.prompt_token_ids,
+            "text": output.outputs[0].text,
+            "token_ids": output.outputs[0].token_ids,
+            "finish_reason": output.outputs[0].finish_reason,
+        }
+        for text, output in zip(texts, outputs, strict=True)
+    ]
+    return json.dumps({"outputs": entries, "stats": _stats(llm, outputs)}, ensure_ascii=False, indent=2)
+
+
+def _stats(llm: LLM, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+    times = phase_times(llm.engine.run_stats)
+    outputs = list(outputs)
+    started = min(output.metrics.arrival_time for output in outputs)
+    return {
+        "prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
+        "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
+        "prefill_seconds": times.prefill_seconds,
+        "prefill_tokens_per_second": times.prefill_tokens / max(times.prefill_seconds, 1e-9),
+        "decode_seconds": times.decode_seconds,
+        "decode_tokens_per_second": times.decode_tokens / max(times.decode_seconds, 1e-9),
+        "seconds_to_first_token": min(output.metrics.first_token_time for output in outputs) - started,
+    }
+
+
+def _summary(llm: LLM, outputs: Iterable[RequestOutput]) -> str:
+    stats = _stats(llm, outputs)
+    return (
+        f"{stats['prompt_tokens']} prompt tokens ({stats['prefill_tokens_per_second']:.1f} tokens/s prefill), "
+        f"{stats['output_tokens']} output tokens ({stats['decode_tokens_per_second']:.1f} tokens/s decode), "
+        f"first token after {stats['seconds_to_first_token']:.2f} s"
+    )
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
