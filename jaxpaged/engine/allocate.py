@@ -55,7 +55,7 @@ def _lowest_free_slots(slots: Slots) -> Int32[Array, " S"]:
 def _hand_out(
     pool: block_pool.BlockPool, slots: Slots, slot: Int32[Array, " S"], schedule: Schedule
 ) -> tuple[block_pool.BlockPool, Slots]:
-    """Give each candidate its new blocks. Decodes are served before admissions, since running ones come first in order."""
+    """Give each candidate its new blocks. Decodes come before admissions: running ones are first in order."""
     max_blocks = slots.block_table.shape[1]
     pool, taken = block_pool.take(pool, schedule.new_blocks, max_blocks)
     held = slots.num_blocks.at[slot].get(mode="fill", fill_value=0)

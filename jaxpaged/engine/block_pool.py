@@ -27,7 +27,7 @@ def exclusive_cumsum(counts: Int32[Array, " S"]) -> Int32[Array, " S"]:
 
 
 def take(pool: BlockPool, counts: Int32[Array, " S"], max_blocks: int) -> tuple[BlockPool, Int32[Array, "S M"]]:
-    """Hand out `counts[s]` blocks to each row, in order of the rows. Entry `[s, j]` is row s's j-th block for j < counts[s].
+    """Hand out `counts[s]` blocks to each row, in order of the rows. Entry `[s, j]` is row s's j-th, for j < counts[s].
 
     The caller has made sure that the sum of `counts` is free.
     """

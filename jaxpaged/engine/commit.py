@@ -12,9 +12,7 @@ from jaxpaged.engine.schedule import Schedule
 from jaxpaged.engine.state import EMPTY, EngineState
 
 
-def commit(
-    state: EngineState, schedule: Schedule, token: Int32[Array, " S"]
-) -> tuple[EngineState, Int32[Array, " S"]]:
+def commit(state: EngineState, schedule: Schedule, token: Int32[Array, " S"]) -> tuple[EngineState, Int32[Array, " S"]]:
     """Enter `token` for the candidates that sample. Returns the state, and why those that finished did."""
     requests, row = state.requests, schedule.row
     sampled = samples(schedule)

@@ -50,7 +50,9 @@ class EngineConfig:
         if self.schedule not in get_args(Policy):
             raise ValueError(f"schedule must be one of {list(get_args(Policy))}, not {self.schedule!r}")
         if self.max_model_len < 2:
-            raise ValueError(f"max_model_len must be at least 2 (a prompt token and an output token), not {self.max_model_len}")
+            raise ValueError(
+                f"max_model_len must be at least 2 (a prompt token and an output token), not {self.max_model_len}"
+            )
 
     @property
     def num_rows(self) -> int:

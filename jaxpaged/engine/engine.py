@@ -6,7 +6,7 @@ wait for Python; the host learns of everything one run late.
 
 import itertools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +19,14 @@ from flax import nnx
 
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import NOT_FINISHED, Events
-from jaxpaged.engine.requests import Request, Update, check_prompt, to_device_rows, why_refused
+from jaxpaged.engine.requests import Request, Update, check_prompt, new_requests, why_refused
 from jaxpaged.engine.run import compile_run
-from jaxpaged.engine.stats import RunStats, run_stats
 from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
+from jaxpaged.engine.stats import RunStats, run_stats
 from jaxpaged.engine.tracing import FINISH_REASONS, Tracer
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.sampling_params import SamplingParams
-from jaxpaged.trace import events as trace
+from jaxpaged.trace import Added, Cancelled, Event, Refused
 
 _MOST_ENQUEUED_AT_ONCE = 64
 
@@ -34,7 +34,7 @@ _MOST_ENQUEUED_AT_ONCE = 64
 @dataclass(frozen=True)
 class _InFlight:
     events: Events
-    added: list[trace.Event]
+    added: list[Event]
     enqueued: list[Request]
     dispatch_time: float
 
@@ -54,10 +54,12 @@ class Engine:
         *,
         kv_dtype: np.typing.DTypeLike = jnp.float32,
         seed: int = 0,
-        trace: Callable[[trace.Event], None] | None = None,
+        trace: Callable[[Event], None] | None = None,
     ) -> None:
         if len(model_config.eos_token_ids) > config.max_stop_ids:
-            raise ValueError(f"max_stop_ids is {config.max_stop_ids}, the model has {len(model_config.eos_token_ids)} EOS ids")
+            raise ValueError(
+                f"max_stop_ids is {config.max_stop_ids}, the model has {len(model_config.eos_token_ids)} EOS ids"
+            )
         self.config, self.model_config = config, model_config
         self.run_stats: list[RunStats] = []
         graphdef, self._params = nnx.split(model)
@@ -77,12 +79,13 @@ class Engine:
         self._unfinished: dict[int, Request] = {}
         self._on_host: deque[Request] = deque()  # wait for a queue place
         self._free_rows = deque(range(config.num_rows))
-        self._added: list[trace.Event] = []  # shown with the run that can see them first
+        self._row_of: dict[int, int] = {}  # of the requests that the device has
+        self._added: list[Event] = []  # shown with the run that can see them first
         self._in_flight: deque[_InFlight] = deque()
 
     def warm_up(self) -> None:
         """Compile everything a run needs, for every bucket. Nothing compiles after this."""
-        self._state = self._enqueue(self._state, to_device_rows([], self._enqueue_width, self.config))
+        self._state = self._enqueue(self._state, self._to_device([]))
         self._state, _ = self._run(self._params, self._state, np.int32(0))
         self._state = jax.block_until_ready(self._reset(self._state))
 
@@ -101,12 +104,14 @@ class Engine:
         """
         prompt = check_prompt(prompt_token_ids, self.model_config.vocab_size)
         seq = next(self._ids)
-        self._added.append(trace.Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
+        self._added.append(Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
         reason = why_refused(len(prompt), params, self.config)
         if reason:
-            self._added.append(trace.Refused(seq=seq, prompt_len=len(prompt), reason=reason))
+            self._added.append(Refused(seq=seq, prompt_len=len(prompt), reason=reason))
             raise ValueError(_refusal(len(prompt), reason))
-        own_seed = int(self._seeds.integers(2**32))  # drawn always: a seed given here and there must not shift the others
+        own_seed = int(
+            self._seeds.integers(2**32)
+        )  # drawn always: a seed given here and there must not shift the others
         request = Request(
             seq=seq,
             prompt_token_ids=prompt,
@@ -147,26 +152,30 @@ class Engine:
         self._state = self._reset(self._state)
         self._drop_runs_ahead()
         self._show(
-            trace.Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
+            Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
             for request in self._unfinished.values()
         )
         self._tracer = Tracer(self.config)
         self._unfinished.clear()
         self._on_host.clear()
         self._free_rows = deque(range(self.config.num_rows))
+        self._row_of.clear()
 
     @property
     def _enqueue_width(self) -> int:
         return min(self.config.num_rows, _MOST_ENQUEUED_AT_ONCE)
 
+    def _to_device(self, requests: list[Request]) -> NewRequests:
+        return new_requests(requests, [self._row_of[r.seq] for r in requests], self._enqueue_width, self.config)
+
     def _dispatch(self, max_steps: int) -> None:
         enqueued = []
         while self._on_host and self._free_rows:
-            batch = []
+            batch: list[Request] = []
             while self._on_host and self._free_rows and len(batch) < self._enqueue_width:
                 batch.append(self._on_host.popleft())
-                batch[-1].row = self._free_rows.popleft()
-            self._state = self._enqueue(self._state, to_device_rows(batch, self._enqueue_width, self.config))
+                self._row_of[batch[-1].seq] = self._free_rows.popleft()
+            self._state = self._enqueue(self._state, self._to_device(batch))
             enqueued += batch
         dispatch_time = time.perf_counter()
         self._state, events = self._run(self._params, self._state, np.int32(max_steps))
@@ -174,10 +183,7 @@ class Engine:
         self._added = []
 
     def _read(self, run: _InFlight) -> list[Update]:
-        events = run.events
-        if not self._emit:  # only a trace reads the blocks
-            events = replace(events, handed_out=None)
-        events = jax.device_get(events)
+        events = jax.device_get(run.events)
         now = time.perf_counter()
         start, self._last_ready = max(run.dispatch_time, self._last_ready), now
         if self._emit:
@@ -193,13 +199,13 @@ class Engine:
 
     def _update(self, events: Events, num_steps: int, now: float) -> list[Update]:
         """Append the new tokens to their requests; those that finished leave their rows."""
-        steps, new_tokens = events.steps, {}
+        steps, new_tokens = events.steps, defaultdict[int, list[int]](list)
         for step, i in np.argwhere(steps.sampled[:num_steps]):
             seq = int(steps.seq[step, i])
             request = self._unfinished[seq]
             if request.first_token_time is None:
                 request.first_token_time = now
-            new_tokens.setdefault(seq, []).append(int(steps.token[step, i]))
+            new_tokens[seq].append(int(steps.token[step, i]))
             if steps.finish[step, i] != NOT_FINISHED:
                 request.finish_reason = FINISH_REASONS[int(steps.finish[step, i])]
                 request.finish_time = now
@@ -209,7 +215,7 @@ class Engine:
             request.token_ids += token_ids
             updates.append(Update(seq, token_ids, request.finish_reason))
             if request.finish_reason is not None:
-                self._free_rows.append(request.row)
+                self._free_rows.append(self._row_of.pop(seq))
                 del self._unfinished[seq]
         return updates
 
@@ -219,7 +225,7 @@ class Engine:
         self._in_flight.clear()
         self._added = []
 
-    def _show(self, events: Iterable[trace.Event]) -> None:
+    def _show(self, events: Iterable[Event]) -> None:
         """Trace what happened outside of any run, before the next step."""
         if self._emit:
             for event in events:

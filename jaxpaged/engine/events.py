@@ -24,7 +24,7 @@ NOT_FINISHED, STOP, LENGTH = 0, 1, 2
 class StepEvents:
     """One step's candidates, in order. With an axis E in front of each field: the steps of a run.
 
-    token: the token that was sampled, where `sampled`. num_blocks, new_blocks: blocks held, and handed out for this step.
+    token: what was sampled, where `sampled`. num_blocks, new_blocks: blocks held, and handed out for this step.
     """
 
     seq: Int32[Array, " S"]
@@ -47,7 +47,7 @@ class StepEvents:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Events:
-    """num_steps: rows of `steps` in use. handed_out: blocks in the order they were handed out; num_handed_out of them."""
+    """num_steps: rows of `steps` in use. handed_out: the blocks that were, in order; num_handed_out of them."""
 
     num_steps: Int32[Array, ""]
     steps: StepEvents
@@ -86,7 +86,7 @@ def record(
     token: Int32[Array, " S"],
     finish: Int32[Array, " S"],
 ) -> Events:
-    """Write one step's row, and the blocks it handed out. `allocated` is the state before anybody that finished left."""
+    """Write one step's row, and the blocks it handed out. `allocated` is the state before the finished left."""
     slots, new_blocks = allocated.slots, schedule.new_blocks
     slot = allocated.requests.slot[schedule.row]
     num_blocks = slots.num_blocks.at[slot].get(mode="fill", fill_value=0)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.engine.config import EngineConfig
@@ -21,7 +22,6 @@ class Request:
     seed: int
     stop_ids: tuple[int, ...]
     arrival_time: float
-    row: int | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     first_token_time: float | None = None
@@ -73,26 +73,20 @@ def why_refused(prompt_len: int, params: SamplingParams, config: EngineConfig) -
     return None
 
 
-def to_device_rows(requests: Sequence[Request], width: int, config: EngineConfig) -> NewRequests:
-    """`requests` as the arrays that `enqueue` takes, padded to `width` of them."""
-    new = NewRequests(
-        row=np.full(width, config.num_rows, np.int32),
-        seq=np.zeros(width, np.int32),
-        tokens=np.zeros((width, config.max_model_len), np.int32),
-        prompt_len=np.zeros(width, np.int32),
-        max_total_len=np.zeros(width, np.int32),
-        stop_ids=np.full((width, config.max_stop_ids), NO_TOKEN, np.int32),
-        temperature=np.zeros(width, np.float32),
-        seed=np.zeros(width, np.uint32),
-    )
+def new_requests(requests: Sequence[Request], rows: Sequence[int], width: int, config: EngineConfig) -> NewRequests:
+    """`requests` and the rows they go to as the arrays that `enqueue` takes, padded to `width` of them."""
+    row = np.full(width, config.num_rows, np.int32)
+    seq, prompt_len, most = (np.zeros(width, np.int32) for _ in range(3))
+    tokens = np.zeros((width, config.max_model_len), np.int32)
+    stop_ids = np.full((width, config.max_stop_ids), NO_TOKEN, np.int32)
+    temperature, seed = np.zeros(width, np.float32), np.zeros(width, np.uint32)
     for i, request in enumerate(requests):
-        prompt_len = len(request.prompt_token_ids)
-        new.row[i] = request.row
-        new.seq[i] = request.seq
-        new.tokens[i, :prompt_len] = request.prompt_token_ids
-        new.prompt_len[i] = prompt_len
-        new.max_total_len[i] = max_total_len(prompt_len, request.params, config)
-        new.stop_ids[i, : len(request.stop_ids)] = request.stop_ids
-        new.temperature[i] = min(request.params.temperature, np.finfo(np.float32).max)
-        new.seed[i] = request.seed
-    return new
+        length = len(request.prompt_token_ids)
+        row[i], seq[i], prompt_len[i] = rows[i], request.seq, length
+        tokens[i, :length] = request.prompt_token_ids
+        most[i] = max_total_len(length, request.params, config)
+        stop_ids[i, : len(request.stop_ids)] = request.stop_ids
+        temperature[i] = min(request.params.temperature, float(np.finfo(np.float32).max))
+        seed[i] = request.seed
+    columns = (row, seq, tokens, prompt_len, most, stop_ids, temperature, seed)
+    return NewRequests(*map(jnp.asarray, columns))

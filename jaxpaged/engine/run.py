@@ -5,20 +5,21 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Int32
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import Events, has_room, init_events
 from jaxpaged.engine.state import EMPTY, EngineState
 from jaxpaged.engine.step import ForwardAndSample, forward_and_sample_of, step
 
-Run = Callable[[nnx.State, EngineState, Int32[Array, ""]], tuple[EngineState, Events]]
+Run = Callable[[nnx.State, EngineState, ArrayLike], tuple[EngineState, Events]]
 
 
 def run_loop(
-    forward_and_sample: ForwardAndSample, state: EngineState, max_steps: Int32[Array, ""], config: EngineConfig
+    forward_and_sample: ForwardAndSample, state: EngineState, max_steps: ArrayLike, config: EngineConfig
 ) -> tuple[EngineState, Events]:
-    """Up to `max_steps` steps (no more than `config.max_steps`). Requests are admitted, preempted and finished inside."""
+    """Up to `max_steps` steps (no more than `config.max_steps`). Admission, preemption and finishing happen inside."""
 
     def goes_on(carry: tuple[EngineState, Events]) -> Array:
         state, events = carry
@@ -34,7 +35,7 @@ def run_loop(
 def compile_run(graphdef: nnx.GraphDef, config: EngineConfig) -> Run:
     """The jitted `run(params, state, max_steps)` of one model and configuration. `state` is donated."""
 
-    def run(params: nnx.State, state: EngineState, max_steps: Array) -> tuple[EngineState, Events]:
+    def run(params: nnx.State, state: EngineState, max_steps: ArrayLike) -> tuple[EngineState, Events]:
         return run_loop(forward_and_sample_of(nnx.merge(graphdef, params), config), state, max_steps, config)
 
     return jax.jit(run, donate_argnames="state")

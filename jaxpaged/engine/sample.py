@@ -53,8 +53,8 @@ def next_token(
 ) -> Int32[Array, " N"]:
     """The most likely token where the temperature is 0, else one drawn from softmax(logits / temperature).
 
-    Drawn with the Gumbel-max trick: argmax(logits / temperature + Gumbel noise). The noise depends on the row's seed and
-    the position of its token in the output alone, so neighbours, slots and chunks never change what is drawn.
+    Drawn with the Gumbel-max trick: argmax(logits / temperature + Gumbel noise). The noise depends on the row's seed
+    and the position of its token in the output alone, so neighbours, slots and chunks never change what is drawn.
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 

@@ -1,6 +1,6 @@
 """Decide a step: who runs, with how many tokens; who is admitted, who is preempted, and why the next one waits.
 
-The rules are in docs/scheduler.md. All decisions are sums along the candidates in order; nothing here changes the state.
+The rules are in docs/scheduler.md. All decisions are sums along the candidates in order; the state is only read.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NOBODY_WAITS, NO_SLOTS, NO_BLOCKS, NO_TOKENS = 0, 1, 2, 3
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Wait:
-    """The first request that stays in the queue, and what it lacks: `needs` of the resource, of which `free` are free."""
+    """The first request that stays in the queue, and what it lacks: it needs `needs` of what `free` are free of."""
 
     seq: Int32[Array, ""]
     reason: Int32[Array, ""]

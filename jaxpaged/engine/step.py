@@ -1,18 +1,29 @@
 """One engine step: schedule, allocate, forward, sample, commit."""
 
 from collections.abc import Callable
+from typing import Protocol
 
-from flax import nnx
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Float, Int32
 
 from jaxpaged.engine.allocate import allocate
 from jaxpaged.engine.commit import commit
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import Events, record
-from jaxpaged.engine.forward import forward
+from jaxpaged.engine.forward import Attend, forward
 from jaxpaged.engine.sample import sample
 from jaxpaged.engine.schedule import Schedule, make_schedule
 from jaxpaged.engine.state import EngineState
+
+
+class Model(Protocol):
+    """What the engine serves: rows in, hidden rows out, and the head apart, since it runs on few rows."""
+
+    def __call__(
+        self, tokens: Int32[Array, " T"], positions: Int32[Array, " T"], attend: Attend
+    ) -> Float[Array, "T hidden"]: ...
+
+    def logits(self, hidden: Float[Array, "N hidden"]) -> Float[Array, "N V"]: ...
+
 
 # The model's part of a step: the scheduled tokens in, the token after each candidate out.
 ForwardAndSample = Callable[[EngineState, Schedule], tuple[EngineState, Int32[Array, " S"]]]
@@ -28,7 +39,7 @@ def step(
     return state, record(events, allocated, schedule, token, finish)
 
 
-def forward_and_sample_of(model: nnx.Module, config: EngineConfig) -> ForwardAndSample:
+def forward_and_sample_of(model: Model, config: EngineConfig) -> ForwardAndSample:
     """The part of a step that needs a model; without one, any function of a step's schedule can stand here."""
 
     def forward_and_sample(state: EngineState, schedule: Schedule) -> tuple[EngineState, Int32[Array, " S"]]:

@@ -1,8 +1,8 @@
 """A step's work, packed: the rows that the model computes, and the query tiles that attention computes.
 
-The scheduled tokens stand one after another as *rows*, candidate by candidate, without padding between them. Attention sees
-the same rows as *tiles* of tokens of one sequence: a decode is a tile of one token; a prefill chunk is cut in tiles of
-`tile_q` tokens, of which only the last may be part full.
+The scheduled tokens stand one after another as *rows*, candidate by candidate, without padding between them.
+Attention sees the same rows as *tiles* of tokens of one sequence: a decode is a tile of one token; a prefill chunk is
+cut in tiles of `tile_q` tokens, of which only the last may be part full.
 """
 
 from dataclasses import dataclass, field

@@ -3,16 +3,19 @@
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP, Events, StepEvents
+from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP, Events
 from jaxpaged.engine.schedule import NO_BLOCKS, NO_SLOTS, NO_TOKENS, NOBODY_WAITS
+from jaxpaged.outputs import FinishReason
 from jaxpaged.trace import events as trace
+from jaxpaged.trace.events import WaitingReason
 
-FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
-_WAIT_REASONS = {NO_SLOTS: "slots", NO_BLOCKS: "blocks", NO_TOKENS: "tokens"}
+FINISH_REASONS: dict[int, FinishReason] = {STOP: "stop", LENGTH: "length"}
+_WAIT_REASONS: dict[int, WaitingReason] = {NO_SLOTS: "slots", NO_BLOCKS: "blocks", NO_TOKENS: "tokens"}
 
 
 @dataclass
@@ -51,7 +54,8 @@ class Tracer:
             time_us = start_us + (end_us - start_us) * (i + 1) // num_steps
             yield from self._step(row, handed_out, first_step + i, time_us)
 
-    def _step(self, row: StepEvents, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
+    # `row` is a StepEvents with lists and ints where the device has arrays.
+    def _step(self, row: Any, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
         at = {"step": step, "time_us": time_us}
         candidates = range(len(row.seq))
         for i in reversed(candidates):
@@ -100,7 +104,7 @@ class Tracer:
                     **at,
                 )
 
-    def _waits(self, row: StepEvents, at: dict[str, int]) -> Iterator[trace.Waiting]:
+    def _waits(self, row: Any, at: dict[str, int]) -> Iterator[trace.Waiting]:
         """The head of the queue when its reason has changed, and those that newly stand behind another."""
         wait = row.wait
         if wait.reason == NOBODY_WAITS:

@@ -61,7 +61,9 @@ def write_kv(
     Raises ValueError at trace time if the shapes disagree.
     """
     if k.shape != v.shape or block.shape != k.shape[:1] or offset.shape != k.shape[:1]:
-        raise ValueError(f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}")
+        raise ValueError(
+            f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}"
+        )
     arrays = _IMPLEMENTATIONS[pool.implementation].write(pool.arrays, k, v, block, offset)
     return KVPool(arrays, pool.implementation)
 
@@ -77,13 +79,14 @@ def paged_attention(
 ) -> Float[Array, "N Q H D"]:
     """Causal attention of `N` query tiles over the blocks of their sequences.
 
-    Row `r` of tile `n` is the token at position `first_position[n] + r`, and attends to positions 0 to its own; its keys
-    and values are already in the pool. Rows from `num_tokens[n]` on are padding and come out as 0. A decode row is a
-    tile with Q = 1. Position `p` of tile `n` is in block `block_tables[n, p // block_size]`; entries past the last
+    Row `r` of tile `n` is the token at position `first_position[n] + r`, and attends to positions 0 to its own; its
+    keys and values are already in the pool. Rows from `num_tokens[n]` on are padding and come out as 0. A decode row is
+    a tile with Q = 1. Position `p` of tile `n` is in block `block_tables[n, p // block_size]`; entries past the last
     position may name any block of the pool: what stands there, even NaN, has no influence.
 
-    Softmax and its sums are in float32 whatever the dtypes; the result has the dtype of `q`. `H` is a multiple of `Hkv`;
-    query head `h` reads key head `h // (H / Hkv)` (grouped-query attention, arXiv:2305.13245; paged: arXiv:2309.06180).
+    Softmax and its sums are in float32 whatever the dtypes; the result has the dtype of `q`. `H` is a multiple of
+    `Hkv`; query head `h` reads key head `h // (H / Hkv)` (grouped-query attention, arXiv:2305.13245; paged,
+    arXiv:2309.06180).
     Raises ValueError at trace time if the shapes disagree.
     """
     n = q.shape[0]

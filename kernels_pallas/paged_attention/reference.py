@@ -4,6 +4,8 @@ Layout: K and V apart, each `[num_blocks + 1, num_kv_heads, block_size, head_dim
 one contiguous matrix. On CPU that is the fastest of the layouts measured (docs/architecture.md).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -14,7 +16,9 @@ _POSITIONS_PER_TURN = 256
 _LOWEST = -1e30
 
 
-def init_arrays(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype) -> tuple[Array, ...]:
+def init_arrays(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype
+) -> tuple[Array, ...]:
     shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
@@ -59,8 +63,16 @@ def attend(
     else:
 
         def one_tile(n: Array, out: Array) -> Array:
-            tile = [jax.lax.dynamic_slice_in_dim(x, n, 1) for x in (grouped, block_tables, first_position, num_tokens)]
-            attended = _attend_tiles(tile[0], arrays, *tile[1:], scale, blocks_per_turn)
+            tile = partial(jax.lax.dynamic_slice_in_dim, start_index=n, slice_size=1)
+            attended = _attend_tiles(
+                tile(grouped),
+                arrays,
+                tile(block_tables),
+                tile(first_position),
+                tile(num_tokens),
+                scale,
+                blocks_per_turn,
+            )
             return jax.lax.dynamic_update_slice_in_dim(out, attended, n, axis=0)
 
         num_used = jnp.max(jnp.where(num_tokens > 0, jnp.arange(num_tiles) + 1, 0), initial=0)

@@ -1,4 +1,4 @@
-"""A model without arithmetic: the next token is a hash of the sequence and the position, and tokens carry their sequence.
+"""A model without arithmetic: the next token hashes sequence and position, and tokens carry their sequence.
 
 So a wrong token, position or row anywhere in the engine gives a wrong output.
 """

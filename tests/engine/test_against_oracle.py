@@ -23,7 +23,9 @@ from tests.oracle.strategies import PINNED_CONFIGS, Mix, drive, mixes
 def engine_of(config: OracleConfig) -> tuple[Engine, list[Event]]:
     """One engine for each configuration, since each is a compile; `abort_all` makes it as new."""
     events: list[Event] = []
-    sizes = EngineConfig(**vars(config), max_num_waiting=MAX_SEQUENCES, max_steps=64, max_stop_ids=MAX_SEQUENCES, tile_q=2)
+    sizes = EngineConfig(
+        **vars(config), max_num_waiting=MAX_SEQUENCES, max_steps=64, max_stop_ids=MAX_SEQUENCES, tile_q=2
+    )
     return Engine(FakeModel(FakeForward(2)), MODEL_CONFIG, sizes, trace=events.append), events
 
 
@@ -50,7 +52,8 @@ def run_engine(config: OracleConfig, mix: Mix) -> tuple[list[Event], dict[int, l
     engine.run()  # shows what was refused last
     first_seq = min(event.seq for event in events)
     renumbered = [
-        msgspec.structs.replace(event, seq=event.seq - first_seq, step=event.step - first_step, time_us=0) for event in events
+        msgspec.structs.replace(event, seq=event.seq - first_seq, step=event.step - first_step, time_us=0)
+        for event in events
     ]
     values = {r.seq - first_seq: [token % TOKENS_OF_A_SEQUENCE for token in r.token_ids] for r in requests}
     assert sorted(np.asarray(engine._state.block_pool.num_free).tolist() for _ in range(1)) == [config.num_blocks]
@@ -60,7 +63,8 @@ def run_engine(config: OracleConfig, mix: Mix) -> tuple[list[Event], dict[int, l
 def one_stop_id(mix: Mix) -> Mix:
     """The engine has one stop value for all: EOS, or none."""
     rounds = tuple(
-        type(r)(tuple(type(s)(s.prompt_len, s.max_tokens, s.stop_ids[:1]) for s in r.requests), r.max_steps) for r in mix.rounds
+        type(r)(tuple(type(s)(s.prompt_len, s.max_tokens, s.stop_ids[:1]) for s in r.requests), r.max_steps)
+        for r in mix.rounds
     )
     return Mix(rounds, mix.forward)
 

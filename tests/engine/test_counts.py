@@ -43,7 +43,12 @@ def test_64_ragged_requests_in_one_run() -> None:
     """32-256 tokens in, 32-128 out: one dispatch does all, slots are refilled inside, and the host reads once."""
     rng = np.random.default_rng(0)
     config = engine_config(
-        num_blocks=256, max_num_seqs=16, max_num_waiting=64, max_num_batched_tokens=512, max_model_len=512, max_steps=1024
+        num_blocks=256,
+        max_num_seqs=16,
+        max_num_waiting=64,
+        max_num_batched_tokens=512,
+        max_model_len=512,
+        max_steps=1024,
     )
     engine = Engine(model(), MODEL_CONFIG, config)
     engine.warm_up()

@@ -4,7 +4,12 @@ import numpy as np
 
 
 def dense_attention(
-    q: np.ndarray, keys: list[np.ndarray], values: list[np.ndarray], first_position: list[int], num_tokens: list[int], scale: float
+    q: np.ndarray,
+    keys: list[np.ndarray],
+    values: list[np.ndarray],
+    first_position: list[int],
+    num_tokens: list[int],
+    scale: float,
 ) -> np.ndarray:
     """q [N, Q, H, D]; keys and values of each sequence, [positions, Hkv, D]. Rows without a token are 0."""
     out = np.zeros(q.shape, np.float64)
