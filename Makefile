@@ -17,7 +17,8 @@ setup:
 	@tools/setup.sh $(EXTRAS)
 
 demo: setup
-	$(VENV)/bin/python -m jaxpaged.generate --max-tokens 48 --trace -- \
+	$(VENV)/bin/python -m jaxpaged.generate --max-tokens 48 --max-num-seqs 3 --block-size 32 --num-blocks 7 \
+	    --max-num-batched-tokens 64 --trace -- \
 	    "Why is the sky blue?" \
 	    "Write a haiku about a compiler." \
 	    "What is 7 times 8? Answer with the number." \
