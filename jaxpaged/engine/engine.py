@@ -29,6 +29,7 @@ from jaxpaged.sampling_params import SamplingParams
 from jaxpaged.trace import Added, Cancelled, Event, Refused
 
 _MOST_ENQUEUED_AT_ONCE = 64
+_MOST_RUN_STATS = 65_536  # the latest ones; an engine may run for months
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Engine:
                 f"max_stop_ids is {config.max_stop_ids}, the model has {len(model_config.eos_token_ids)} EOS ids"
             )
         self.config, self.model_config = config, model_config
-        self.run_stats: list[RunStats] = []
+        self.run_stats: deque[RunStats] = deque(maxlen=_MOST_RUN_STATS)
         graphdef, self._params = nnx.split(model)
         self._run = compile_run(graphdef, config)
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
@@ -109,9 +110,7 @@ class Engine:
         if reason:
             self._added.append(Refused(seq=seq, prompt_len=len(prompt), reason=reason))
             raise ValueError(_refusal(len(prompt), reason))
-        own_seed = int(
-            self._seeds.integers(2**32)
-        )  # drawn always: a seed given here and there must not shift the others
+        own_seed = int(self._seeds.integers(2**32))  # always drawn: a request's own seed must not shift the others'
         request = Request(
             seq=seq,
             prompt_token_ids=prompt,

@@ -22,7 +22,7 @@ Model = Callable[[Int32[Array, " T"], Int32[Array, " T"], Attend], Float[Array, 
 def forward(
     model: Model, state: EngineState, schedule: Schedule, config: EngineConfig
 ) -> tuple[EngineState, Float[Array, "S hidden"]]:
-    """Consume the scheduled tokens. Returns the state with their keys and values, and the last row of each candidate."""
+    """Consume the scheduled tokens. Returns the state with their keys and values, and each candidate's last row."""
     branches = [partial(_forward_bucket, model, bucket, config) for bucket in config.buckets]
     kv, hidden = jax.lax.switch(pick_bucket(schedule, config), branches, state, schedule)
     return replace(state, kv=kv), hidden

@@ -1,6 +1,6 @@
 """How long the runs took, and what share of it each phase had."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ def run_stats(events: Events, seconds: float) -> RunStats:
     return RunStats(seconds, prefill_steps, num_steps - prefill_steps, int(prefilled.sum()), int(decodes.sum()))
 
 
-def phase_times(runs: Sequence[RunStats]) -> PhaseTimes:
+def phase_times(runs: Collection[RunStats]) -> PhaseTimes:
     """Split the runs' time by phase.
 
     Steps inside a run have no clock. Runs that only decode give the time of a decode step; the rest of a run that

@@ -70,10 +70,10 @@ def one_stop_id(mix: Mix) -> Mix:
 
 
 @pytest.mark.parametrize("config", PINNED_CONFIGS, ids=lambda c: "-".join(map(str, vars(c).values())))
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_line_agrees(config: OracleConfig, data: st.DataObject) -> None:
-    mix = one_stop_id(data.draw(mixes(config)))
+    mix = one_stop_id(data.draw(mixes(config, max_requests=16)))
     oracle = Oracle(config, mix.forward)
     want = [event for step in drive(oracle, mix) for event in step]
     got, values = run_engine(config, mix)

@@ -85,7 +85,8 @@ def mixes(draw: st.DrawFn, config: OracleConfig, max_requests: int = 12) -> Mix:
     )
     stop_ids = st.sampled_from([(), (), (0,), (0, 1)])
     requests = st.builds(RequestSpec, prompt_lens, max_tokens, stop_ids)
-    batches = st.lists(requests, min_size=1, max_size=max_requests // 2).map(tuple)
+    # The size is drawn first: hypothesis' own lists are mostly short, and a crowd is what fills slots and budget.
+    batches = st.integers(1, max_requests // 2).flatmap(lambda n: st.lists(requests, min_size=n, max_size=n).map(tuple))
     rounds = st.lists(st.builds(Round, batches, st.integers(0, 12)), min_size=1, max_size=4)
     return Mix(tuple(draw(rounds)), FakeForward(vocab_size, draw(st.integers(0, 2**32 - 1))))
 
