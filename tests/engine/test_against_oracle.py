@@ -18,6 +18,8 @@ from tests.oracle.fake import FakeForward
 from tests.oracle.scheduler import Oracle, OracleConfig
 from tests.oracle.strategies import PINNED_CONFIGS, Mix, drive, mixes
 
+MOST_RUNS = 100  # of 64 steps, for at most 32 requests
+
 
 @cache
 def engine_of(config: OracleConfig) -> tuple[Engine, list[Event]]:
@@ -47,8 +49,12 @@ def run_engine(config: OracleConfig, mix: Mix) -> tuple[list[Event], dict[int, l
                 assert "is refused" in str(error)
         if round_.max_steps:
             engine.run(round_.max_steps)
-    while engine.has_unfinished_requests():
+    for _ in range(MOST_RUNS):
+        if not engine.has_unfinished_requests():
+            break
         engine.run()
+    else:
+        raise AssertionError("the engine makes no progress")
     engine.run()  # shows what was refused last
     first_seq = min(event.seq for event in events)
     renumbered = [
