@@ -38,7 +38,8 @@ _PATTERNS = {
 }
 _PATTERN_OF = {kind: "|".join(parts) for kinds, parts in _PATTERNS.items() for kind in kinds.split()}
 # GPT-2's pattern is built into tokenizers. "default" and "smollm" are here because transformers reads them so.
-_AS_GPT2 = frozenset("gpt-2 default smollm phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling".split())
+_GPT2_KINDS = "gpt-2 default smollm phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling"
+_AS_GPT2 = frozenset(_GPT2_KINDS.split())
 
 PRE_KINDS = tuple(sorted(_AS_GPT2.union(_PATTERN_OF)))
 

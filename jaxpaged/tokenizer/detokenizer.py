@@ -84,7 +84,8 @@ class _Shown:
         # Asked of one id, since a list of all special tokens takes milliseconds to make and a request may be short.
         if not self._skip_special_tokens:
             return False
-        return self._backend.decode([token_id]) != self._backend.decode([token_id], skip_special_tokens=False)
+        without = self._backend.decode([token_id], skip_special_tokens=True)
+        return without != self._backend.decode([token_id], skip_special_tokens=False)
 
 
 class _ByteLevel:
@@ -111,7 +112,9 @@ class _TokenByToken:
     def __init__(self, shown: _Shown, decoder: decoders.Decoder) -> None:
         self._shown = shown
         self._decoder = decoder
-        self._last: list[str] = []  # the last token shown; with it in front, no other token is the first of all
+        # In front of what comes next, so that it is not taken for the start of the text: the last token that is not ""
+        # and the last one.
+        self._context: list[str] = []
         self._held: list[str] = []
 
     def add(self, token_ids: Iterable[int]) -> str:
@@ -124,9 +127,9 @@ class _TokenByToken:
         return text
 
     def finish(self) -> str:
-        before = self._decoder.decode(self._last)
-        text = self._decoder.decode(self._last + self._held)[len(before) :]
-        self._last = next(([token] for token in reversed(self._held) if token), self._last)
+        tokens = self._context + self._held
+        text = self._decoder.decode(tokens)[len(self._decoder.decode(self._context)) :]
+        self._context = [token for token in tokens if token][-1:] + tokens[-1:]
         self._held = []
         return text
 
@@ -142,4 +145,5 @@ class _AtTheEnd:
         return ""
 
     def finish(self) -> str:
-        return self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
+        # Of a list of ids `decode` makes a string, of a list of lists a list: its signature leaves that open.
+        return str(self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens))

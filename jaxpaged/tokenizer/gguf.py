@@ -32,13 +32,13 @@ def tokenizer_from_gguf(path: Path) -> PreTrainedTokenizerFast | None:
 def _add_whole_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:
     """Special and user-defined tokens are found in text before it is split. No id beyond the file's is ever added."""
 
-    def added(ids: list[int], special: bool) -> list[AddedToken]:
+    def as_text(ids: list[int]) -> list[AddedToken]:
         contents = [vocabulary.tokens[token_id] for token_id in ids]
         known = [content for content in contents if content and tokenizer.token_to_id(content) is not None]
-        return [AddedToken(content, normalized=False, special=special) for content in known]
+        return [AddedToken(content, normalized=False) for content in known]
 
-    tokenizer.add_special_tokens(added(vocabulary.special_ids, special=True))
-    tokenizer.add_tokens(added(vocabulary.user_defined_ids, special=False))
+    tokenizer.add_special_tokens(as_text(vocabulary.special_ids))
+    tokenizer.add_tokens(as_text(vocabulary.user_defined_ids))
     return tokenizer
 
 
