@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from jaxpaged.tokenizer.alphabet import BYTE_TO_CHAR, CHAR_TO_BYTE
+from jaxpaged.tokenizer.alphabet import BYTE_TO_CHAR
 from jaxpaged.tokenizer.bpe import check_merges, ids_by_token
 from jaxpaged.tokenizer.vocabulary import PREFIX, Vocabulary
 
@@ -41,6 +41,8 @@ _PATTERN_OF = {kind: "|".join(parts) for kinds, parts in _PATTERNS.items() for k
 _GPT2_KINDS = "gpt-2 default smollm phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling"
 _AS_GPT2 = frozenset(_GPT2_KINDS.split())
 
+_ALPHABET = frozenset(BYTE_TO_CHAR.values())
+
 PRE_KINDS = tuple(sorted(_AS_GPT2.union(_PATTERN_OF)))
 
 
@@ -72,4 +74,4 @@ def _pre_tokenizer(kind: str) -> PreTokenizer:
 
 def _in_alphabet(token: str) -> str:
     """Some files spell some tokens as text."""
-    return token if CHAR_TO_BYTE.keys() >= set(token) else "".join(BYTE_TO_CHAR[byte] for byte in token.encode())
+    return token if _ALPHABET.issuperset(token) else "".join(BYTE_TO_CHAR[byte] for byte in token.encode())
