@@ -7,7 +7,7 @@ import jax
 
 
 def use_compilation_cache() -> None:
-    """Turn on JAX's persistent compilation cache in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names one.
+    """Turn on JAX's compilation cache on disk, in the user's cache folder unless JAX_COMPILATION_CACHE_DIR names one.
 
     Call it before anything compiles. It is JAX's configuration of the whole process, so a library does not call it.
     """

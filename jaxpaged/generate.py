@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import jax
+
+from jaxpaged.compilation_cache import use_compilation_cache
 from jaxpaged.engine.config import Policy
 from jaxpaged.engine.stats import phase_times
 from jaxpaged.llm import LLM, DType, Prompt
@@ -20,27 +24,31 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxpaged.generate",
-        description="Complete prompts with the paged engine. Text goes to standard output, everything else to standard error.",
+        description="Complete prompts with the paged engine. Text goes to standard output, all else to standard error.",
         allow_abbrev=False,
     )
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; without any, one a line from standard input")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; else one a line from standard input")
     parser.add_argument("--file", type=Path, metavar="FILE", help="read prompts from FILE, one a line")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, a .gguf file, or a packaged model (%(default)s)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, .gguf file or packaged model (%(default)s)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--chat", action="store_true", help="ask as a user in a chat; the default if the model has a template")
+    form.add_argument(
+        "--chat", action="store_true", help="ask as a user in a chat; default if the model has a template"
+    )
     form.add_argument("--raw", action="store_true", help="give the prompt to the model as it is")
 
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most tokens to generate (%(default)s)")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token (%(default)s)")
+    sampling.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most output tokens (%(default)s)")
+    sampling.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest (%(default)s)"
+    )
     sampling.add_argument("--seed", type=int, default=0, metavar="N", help="for a temperature above 0 (%(default)s)")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
 
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--dtype", choices=get_args(DType), default="auto", help="of weights and KV blocks (%(default)s)")
+    engine.add_argument("--dtype", choices=get_args(DType), default="auto", help="of weights and blocks (%(default)s)")
     engine.add_argument("--block-size", type=int, default=256, metavar="N", help="tokens of a KV block (%(default)s)")
     engine.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks (what memory allows)")
-    engine.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences that run at once (%(default)s)")
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences run at once (all prompts, up to 64)")
     engine.add_argument(
         "--max-num-batched-tokens", type=int, default=512, metavar="N", help="token budget of a step (%(default)s)"
     )
@@ -54,7 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
         const=True,
         default=False,
         metavar="FILE",
-        help="show the scheduler trace, or write it to FILE (as JSON lines if it ends in .jsonl); give prompts before it or after --",
+        help="show the scheduler trace, or write it to FILE (JSON lines if it ends in .jsonl); prompts go before it or "
+        "after --",
     )
     output.add_argument("--json", action="store_true", help="print one JSON object with everything")
     return parser
@@ -67,8 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        # The reader is gone. What is still buffered goes nowhere, and must not fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
@@ -78,6 +89,7 @@ def _run(args: argparse.Namespace) -> int:
         temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed, ignore_eos=args.ignore_eos
     )
     texts = _read_prompts(args)
+    use_compilation_cache()
     start = time.perf_counter()
     _note(f"loading and compiling {args.model} ...")
     llm = LLM(
@@ -85,7 +97,8 @@ def _run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
-        max_num_seqs=args.max_num_seqs,
+        # Fewer slots are fewer shapes to compile.
+        max_num_seqs=min(64, len(texts)) if args.max_num_seqs is None else args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
         schedule=args.schedule,
@@ -99,38 +112,49 @@ def _run(args: argparse.Namespace) -> int:
         outputs = [_stream(llm, prompts[0], params)]
     else:
         outputs = llm.generate(prompts, params, use_tqdm=not shows_trace)
-        print(_as_json(llm, texts, outputs) if args.json else "\n".join(_as_text(texts, outputs)))
+        print(_as_json(llm, texts, outputs) if args.json else "\n".join(_as_text(llm, texts, outputs)), flush=True)
     _note(_summary(llm, outputs))
     return 0
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
+    if _looks_like_a_prompt(args.trace):
+        raise ValueError("--trace took a prompt for its FILE: put -- before the prompts")
     if args.prompts and args.file:
         raise ValueError("give prompts as arguments or with --file, not both")
     if args.prompts:
         return args.prompts
-    if isinstance(args.trace, str) and " " in args.trace.strip():
-        raise ValueError("--trace took the prompt for its FILE: put -- before the prompts")
-    if args.file:
-        lines = args.file.read_text(encoding="utf-8").splitlines()
-    elif sys.stdin is None or sys.stdin.isatty():
+    if not args.file and (sys.stdin is None or sys.stdin.isatty()):
         raise ValueError("no prompt: give one as an argument, with --file, or on standard input")
-    else:
-        lines = sys.stdin.read().splitlines()
-    prompts = [line for line in lines if line.strip()]
+    source = args.file or "standard input"
+    try:
+        text = args.file.read_text(encoding="utf-8-sig") if args.file else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: not UTF-8 text: {error}") from error
+    prompts = [line for line in text.split("\n") if line.strip()]
     if not prompts:
-        raise ValueError(f"no prompt in {args.file or 'standard input'}: it has no line with text")
+        raise ValueError(f"no prompt in {source}: it has no line with text")
     return prompts
+
+
+def _looks_like_a_prompt(trace: bool | str) -> bool:
+    """A FILE's name may hold spaces, but hardly without a suffix."""
+    return isinstance(trace, str) and " " in trace.strip() and not Path(trace).suffix[1:].isalnum()
 
 
 def _to_prompt(llm: LLM, text: str, args: argparse.Namespace) -> Prompt:
     """The prompt in the form that this model takes: a chat, text, or, without a tokenizer, token ids."""
     if not llm.has_tokenizer:
+        if args.chat:
+            raise ValueError("--chat needs a chat template, and this model has no tokenizer")
         try:
             return [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
-            raise ValueError(f"this model has no tokenizer: give prompts as token ids, like '1 2 3', not {text!r}") from None
-    if args.chat or (not args.raw and llm.get_tokenizer().chat_template is not None):
+            raise ValueError(f"this model has no tokenizer: give token ids, like '1 2 3', not {text!r:.80}") from None
+    has_template = llm.get_tokenizer().chat_template is not None
+    if args.chat and not has_template:
+        raise ValueError("--chat needs a chat template, and this model has none: use --raw")
+    if has_template and not args.raw:
         return llm.chat_prompt([{"role": "user", "content": text}])
     return text
 
@@ -145,10 +169,10 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> RequestOutput:
     raise AssertionError("a stream ends with its whole output")
 
 
-def _as_text(texts: Iterable[str], outputs: Iterable[RequestOutput]) -> Iterator[str]:
+def _as_text(llm: LLM, texts: Iterable[str], outputs: Iterable[RequestOutput]) -> Iterator[str]:
     for number, (text, output) in enumerate(zip(texts, outputs, strict=True)):
         completion = output.outputs[0]
-        yield f"[{number}] {text}\n{completion.text or _ids(completion.token_ids)}\n"
+        yield f"[{number}] {text}\n{completion.text if llm.has_tokenizer else _ids(completion.token_ids)}\n"
 
 
 def _ids(token_ids: Iterable[int]) -> str:
@@ -178,11 +202,15 @@ def _stats(llm: LLM, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         "prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
         "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
         "prefill_seconds": times.prefill_seconds,
-        "prefill_tokens_per_second": times.prefill_tokens / max(times.prefill_seconds, 1e-9),
+        "prefill_tokens_per_second": _rate(times.prefill_tokens, times.prefill_seconds),
         "decode_seconds": times.decode_seconds,
-        "decode_tokens_per_second": times.decode_tokens / max(times.decode_seconds, 1e-9),
+        "decode_tokens_per_second": _rate(times.decode_tokens, times.decode_seconds),
         "seconds_to_first_token": min(output.metrics.first_token_time for output in outputs) - started,
     }
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
 
 
 def _summary(llm: LLM, outputs: Iterable[RequestOutput]) -> str:

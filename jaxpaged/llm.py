@@ -1,11 +1,14 @@
 """`LLM`: load a model, generate from prompts."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jinja2 import TemplateError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -15,7 +18,7 @@ from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request
 from jaxpaged.engine.sizes import engine_config
 from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamedOutput
-from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
 from jaxpaged.trace import Event, open_sink
 
@@ -25,6 +28,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 # While somebody reads along, a run is short; its dispatch costs the device nothing, since the next one is always ahead.
 _STREAMED_STEPS = 2
+_REFRESH_SECONDS = 0.1  # of the progress bar
 
 
 class LLM:
@@ -33,7 +37,8 @@ class LLM:
     model: a folder in Hugging Face layout, a .gguf file, or the name of the packaged model.
     dtype: of weights and block pool; "auto" is float32 on CPU and bfloat16 elsewhere. Logits are float32 always.
     block_size, num_blocks: the pool, in tokens and blocks; `num_blocks=None` takes what memory allows.
-    max_num_seqs: sequences that run at once. max_num_waiting: queue places on the device; any number may wait on the host.
+    max_num_seqs: sequences that run at once. max_num_waiting: queue places on the device; any number may wait on the
+    host.
     max_num_batched_tokens: the token budget of one step. max_model_len: None takes the model's own.
     schedule: "mixed" or "prefill_first" (docs/scheduler.md).
     max_steps: the most steps the device makes before the host looks.
@@ -60,8 +65,10 @@ class LLM:
         seed: int = 0,
         trace: bool | str | Path | Callable[[Event], None] = False,
     ) -> None:
-        path = checkpoints.resolve(model)
         real_dtype = _resolve_dtype(dtype)
+        if not is_int(seed) or seed < 0:
+            raise ValueError(f"seed must be an integer of at least 0, not {seed!r}")
+        path = checkpoints.resolve(model)
         config = engine_config(
             checkpoints.read_config(path),
             kv_dtype=real_dtype,
@@ -97,17 +104,23 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete each prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}`. In the given order.
+        """Complete each prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}`. In their order.
 
         sampling_params: one for all, or one for each; None is `SamplingParams()`. All requests are checked before any
-        work: raises ValueError, naming the field, and none of them is run.
+        work: raises ValueError, naming the prompt and the field, and none of them is run.
         """
-        texts, all_token_ids = zip(*map(self._encode, _as_list(prompts)), strict=True) if _as_list(prompts) else ((), ())
-        params = _params_for_each(sampling_params, len(all_token_ids))
-        for token_ids, own in zip(all_token_ids, params, strict=True):
-            self.engine.check_request(token_ids, own)
-        requests = [self.engine.add_request(ids, own) for ids, own in zip(all_token_ids, params, strict=True)]
-        self._complete(requests, use_tqdm)
+        each = _as_list(prompts)
+        params = _params_for_each(sampling_params, len(each))
+        texts, all_token_ids = [], []
+        for index, (prompt, own) in enumerate(zip(each, params, strict=True)):
+            try:
+                text, token_ids = self._encode(prompt)
+                self.engine.check_request(token_ids, own)
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}" if len(each) > 1 else str(error)) from error
+            texts.append(text)
+            all_token_ids.append(token_ids)
+        requests = self._complete(all_token_ids, params, use_tqdm)
         return [self._output(request, text) for request, text in zip(requests, texts, strict=True)]
 
     def chat(
@@ -118,9 +131,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
 
-        Raises ValueError if the model has no chat template.
+        Raises ValueError, before any work, if the model has no chat template or messages are not of this form.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        many = _is_list(messages) and not (messages and isinstance(messages[0], Mapping))
+        conversations = cast(Sequence[Messages], messages if many else [messages])
         return self.generate([self.chat_prompt(each) for each in conversations], sampling_params, use_tqdm)
 
     def chat_prompt(self, messages: Messages) -> dict[str, Any]:
@@ -128,21 +142,29 @@ class LLM:
         tokenizer = self.get_tokenizer()
         if tokenizer.chat_template is None:
             raise ValueError("this model has no chat template: use generate()")
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        _check_messages(messages)
+        try:
+            dicts = [dict(message) for message in messages]
+            text = str(tokenizer.apply_chat_template(dicts, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
         # The template writes the special tokens itself.
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        return {"prompt": text, "prompt_token_ids": self._tokenize(text, add_special_tokens=False)}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamedOutput]:
         """Complete one prompt, piece by piece. The texts of the pieces together are the text that `generate` returns.
 
-        Raises ValueError as `generate` does, at the first piece.
+        One call at a time: until its last piece is read, or the stream is closed, others raise RuntimeError. Raises
+        ValueError as `generate` does, at the first piece.
         """
-        text, token_ids = self._encode(prompt)
         (params,) = _params_for_each(sampling_params, 1)
-        request = self.engine.add_request(token_ids, params)
+        text, token_ids = self._encode(prompt)
+        self.engine.check_request(token_ids, params)
+        self._require_idle()
         detokenizer = Detokenizer(self._tokenizer) if self._tokenizer else None
         steps = min(_STREAMED_STEPS, self.engine.config.max_steps)
         try:
+            request = self.engine.add_request(token_ids, params)
             while request.finish_reason is None:
                 for update in self.engine.run(steps):
                     piece = detokenizer.add(update.token_ids) if detokenizer else ""
@@ -151,7 +173,7 @@ class LLM:
                     final = self._output(request, text) if update.finish_reason else None
                     yield StreamedOutput(piece, update.token_ids, final)
         finally:
-            if request.finish_reason is None:
+            if self.engine.has_unfinished_requests():
                 self.engine.abort_all()
             self._flush_trace()
 
@@ -160,21 +182,43 @@ class LLM:
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or not prompt:
-                raise ValueError(f"a prompt has the keys 'prompt' and 'prompt_token_ids', not {sorted(map(str, prompt))}")
+                keys = sorted(map(str, prompt))
+                raise ValueError(f"a prompt has the keys 'prompt' and 'prompt_token_ids', not {keys}")
+            text = prompt.get("prompt", "")
+            if not isinstance(text, str):
+                raise ValueError(f"prompt must be text, not {type(text).__name__}")
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), prompt["prompt_token_ids"]
-            prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            token_ids = self.get_tokenizer()(prompt).input_ids
-            if not token_ids:
-                raise ValueError("prompt is empty, and the model's tokenizer adds no BOS token")
-            return prompt, token_ids
-        return None, prompt
+            prompt = text
+        if not isinstance(prompt, str):
+            return None, prompt
+        token_ids = self._tokenize(prompt, add_special_tokens=True)
+        if not token_ids:
+            raise ValueError("prompt is empty, and the model's tokenizer adds no BOS token")
+        return prompt, token_ids
 
-    def _complete(self, requests: list[Request], use_tqdm: bool) -> None:
+    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"prompt is not valid Unicode text: {text!r:.80} has lone surrogates") from None
+        return self.get_tokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+    def _require_idle(self) -> None:
+        if self.engine.has_unfinished_requests():
+            raise RuntimeError("the engine is at work: read the open stream to its end, or close() it, first")
+
+    def _complete(
+        self, all_token_ids: Sequence[Sequence[int]], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[Request]:
+        """Run checked requests to their end."""
+        self._require_idle()
         num_tokens = 0
         try:
-            with tqdm(total=len(requests), desc="generate", unit=" requests", disable=not use_tqdm) as bar:
+            requests = [self.engine.add_request(ids, own) for ids, own in zip(all_token_ids, params, strict=True)]
+            hidden = not (use_tqdm and requests)
+            with tqdm(total=len(requests), desc="generate", unit=" requests", disable=hidden) as bar:
+                start = due = time.perf_counter()
                 steps = 1  # short runs first, so that the first tokens are seen, and timed, when they come
                 while self.engine.has_unfinished_requests():
                     steps = min(steps, self.engine.config.max_steps)
@@ -182,11 +226,13 @@ class LLM:
                         num_tokens += len(update.token_ids)
                         bar.update(update.finish_reason is not None)
                     steps *= 2
-                    bar.set_postfix_str(f"{num_tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} output tokens/s")
-        except BaseException:
-            self.engine.abort_all()  # an interrupted call leaves nothing for the next one
-            raise
+                    now = time.perf_counter()
+                    bar.set_postfix_str(f"{num_tokens / (now - start):.0f} output tokens/s", refresh=now >= due)
+                    due = now + _REFRESH_SECONDS if now >= due else due
+            return requests
         finally:
+            if self.engine.has_unfinished_requests():
+                self.engine.abort_all()  # an interrupted call leaves nothing for the next one
             self._flush_trace()
 
     def _flush_trace(self) -> None:
@@ -194,13 +240,15 @@ class LLM:
             self._trace.flush()
 
     def _output(self, request: Request, text: str | None) -> RequestOutput:
-        decoded = self._tokenizer.decode(request.token_ids, skip_special_tokens=True) if self._tokenizer else ""
+        reason, first_token_time, finish_time = request.finish_reason, request.first_token_time, request.finish_time
+        assert reason and first_token_time and finish_time, "only a finished request has an output"
+        decoded = str(self._tokenizer.decode(request.token_ids, skip_special_tokens=True)) if self._tokenizer else ""
         return RequestOutput(
             request_id=str(request.seq),
             prompt=text,
             prompt_token_ids=request.prompt_token_ids,
-            outputs=[CompletionOutput(0, decoded, request.token_ids, request.finish_reason)],
-            metrics=RequestMetrics(request.arrival_time, request.first_token_time, request.finish_time),
+            outputs=[CompletionOutput(0, decoded, request.token_ids, reason)],
+            metrics=RequestMetrics(request.arrival_time, first_token_time, finish_time),
         )
 
 
@@ -212,21 +260,42 @@ def _resolve_dtype(dtype: DType) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: text, a dict and a list of ids are one; any other list holds many."""
+    """One prompt or many: text, a dict and token ids are one; any other list, and an array of two axes, hold many."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+    if hasattr(prompts, "__array__"):
+        many = np.ndim(prompts) == 2
+    elif _is_list(prompts):
+        many = all(isinstance(first, Sequence | Mapping) or np.ndim(first) for first in prompts[:1])
+    else:
         raise ValueError(f"prompts must be text, token ids, or a list of them, not {type(prompts).__name__}")
-    prompts = list(prompts)
-    return prompts if not prompts or isinstance(prompts[0], str | Sequence | Mapping) or hasattr(prompts[0], "__len__") else [prompts]
+    return list(cast(Sequence[Prompt], prompts)) if many else [cast(Prompt, prompts)]
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    each = [params or SamplingParams()] * count if params is None or isinstance(params, SamplingParams) else list(params)
-    if len(each) != count:
-        raise ValueError(f"sampling_params: {len(each)} given for {count} prompts")
-    for one in each:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not _is_list(params):
+        raise ValueError(f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}")
+    for index, one in enumerate(params):
         if not isinstance(one, SamplingParams):
-            raise ValueError(f"sampling_params must be SamplingParams, not {type(one).__name__}")
-    return each
+            raise ValueError(f"sampling_params[{index}] must be SamplingParams, not {type(one).__name__}")
+    if len(params) != count:
+        raise ValueError(f"sampling_params: {len(params)} given for {count} prompts")
+    return list(params)
+
+
+def _check_messages(messages: Messages) -> None:
+    if not _is_list(messages) or not messages:
+        raise ValueError(f"messages must be a list of {{'role': ..., 'content': ...}}, not {messages!r:.80}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"messages[{index}] must be {{'role': ..., 'content': ...}}, not {message!r:.80}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise ValueError(f"messages[{index}]: {key!r} must be text, not {message.get(key)!r:.80}")

@@ -42,7 +42,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamedOutput:
-    """A piece of a completion: text and tokens that are new and final. `output` is the whole, in the last piece alone."""
+    """A piece of a completion: text and tokens, new and final. `output` is the whole, in the last piece alone."""
 
     text: str
     token_ids: list[int]

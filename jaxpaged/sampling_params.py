@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _MAX_SEED = 2**32 - 1
+_MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,8 @@ class SamplingParams:
 
     temperature: 0 takes the most likely token; above, tokens are drawn from softmax(logits / temperature).
     max_tokens: the most tokens to generate, EOS included.
-    seed: 0 to 2**32 - 1. The same seed draws the same tokens whatever runs beside the request. None: the engine draws one.
+    seed: 0 to 2**32 - 1. The same seed draws the same tokens whatever runs beside the request. None: the engine draws
+    one.
     ignore_eos: go on after an EOS token.
     """
 
@@ -26,8 +28,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not _is_real(self.temperature) or not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature!r}")
-        if not is_int(self.max_tokens) or self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be an integer of at least 1, not {self.max_tokens!r}")
+        if not is_int(self.max_tokens) or not 1 <= self.max_tokens <= _MOST_TOKENS:
+            raise ValueError(f"max_tokens must be an integer from 1 to {_MOST_TOKENS}, not {self.max_tokens!r}")
         if self.seed is not None and (not is_int(self.seed) or not 0 <= self.seed <= _MAX_SEED):
             raise ValueError(f"seed must be None or an integer from 0 to {_MAX_SEED}, not {self.seed!r}")
         if not isinstance(self.ignore_eos, bool):

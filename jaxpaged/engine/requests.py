@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.state import NO_TOKEN, NewRequests
+from jaxpaged.outputs import FinishReason
 from jaxpaged.sampling_params import SamplingParams, is_int
 
 
@@ -23,7 +24,7 @@ class Request:
     stop_ids: tuple[int, ...]
     arrival_time: float
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     first_token_time: float | None = None
     finish_time: float | None = None
 
@@ -38,11 +39,13 @@ class Update:
 
     seq: int
     token_ids: list[int]
-    finish_reason: str | None
+    finish_reason: FinishReason | None
 
 
 def check_prompt(prompt_token_ids: Any, vocab_size: int) -> list[int]:
     """The prompt as a list of ints. Raises ValueError if it is empty or not token ids of the vocabulary."""
+    if hasattr(prompt_token_ids, "__array__"):
+        prompt_token_ids = np.asarray(prompt_token_ids)
     if isinstance(prompt_token_ids, str | bytes) or not isinstance(prompt_token_ids, Sequence | np.ndarray):
         raise ValueError(f"prompt_token_ids must be a sequence of token ids, not {type(prompt_token_ids).__name__}")
     if isinstance(prompt_token_ids, np.ndarray) and prompt_token_ids.ndim != 1:

@@ -46,7 +46,9 @@ def test_bad_prompts_are_refused(prompt: object, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@given(st.lists(st.integers(0, 88), min_size=1, max_size=20), st.sampled_from([list, tuple, np.array, np.uint8, jnp.array]))
+@given(
+    st.lists(st.integers(0, 88), min_size=1, max_size=20), st.sampled_from([list, tuple, np.array, np.uint8, jnp.array])
+)
 def test_good_prompts_become_lists_of_ints(tokens: list[int], form) -> None:
     prompt = check_prompt(form(tokens), 89)
     assert prompt == tokens and all(type(token) is int for token in prompt)

@@ -1,0 +1,66 @@
+"""Which sampling parameters are refused, and that the line names the field."""
+
+import math
+from dataclasses import FrozenInstanceError
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpaged.sampling_params import SamplingParams, is_int
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "max_tokens": (0, -1, 1.5, 16.0, True, None, "16", math.nan, 2**31, np.True_, [16]),
+        "temperature": (-1, -1e-9, math.nan, math.inf, -math.inf, "1", b"1", None, True, 1j, [1.0], 10**400),
+        "seed": (-1, 2**32, 1.5, "7", True, [7]),
+        "ignore_eos": (0, 1, None, "yes", "False"),
+    }.items(),
+)
+def test_bad_values_are_refused_by_name(field: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        with pytest.raises(ValueError) as caught:
+            SamplingParams(**{field: value})
+        line = str(caught.value)
+        assert line.startswith(f"{field} must be ") and "\n" not in line
+        assert line.endswith(f"not {value!r}")
+
+
+@given(
+    st.floats(0, 1e300) | st.integers(0, 10) | st.floats(0, 100, width=32).map(np.float32),
+    st.integers(1, 2**31 - 1),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+def test_good_values_are_taken(temperature, max_tokens, seed, ignore_eos) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+    assert (params.temperature, params.max_tokens, params.seed, params.ignore_eos) == (
+        temperature,
+        max_tokens,
+        seed,
+        ignore_eos,
+    )
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert SamplingParams(max_tokens=np.int64(3), seed=np.uint32(2**32 - 1)).max_tokens == 3
+    for value, expected in [(3, True), (np.int8(3), True), (np.array(3), True), (True, False), (np.True_, False)]:
+        assert is_int(value) is expected
+    for value in (3.0, np.float32(3), "3", None, Fraction(3), [3], np.array([3, 4])):
+        assert not is_int(value)
+
+
+def test_keywords_alone_and_only_known_ones() -> None:
+    with pytest.raises(TypeError, match="top_q"):
+        SamplingParams(top_q=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(0.5)  # type: ignore[misc]
+
+
+def test_what_was_checked_cannot_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        SamplingParams().max_tokens = 0  # type: ignore[misc]
