@@ -67,9 +67,10 @@ class Engine:
         self._run = compile_run(graphdef, config)
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
-        self._state = init_state(
-            config, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype
+        self._init_state = partial(
+            init_state, config, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype
         )
+        self._state = self._init_state()
         self._seeds = np.random.default_rng(seed)
         self._emit = trace
         self._tracer = Tracer(config)
@@ -147,18 +148,20 @@ class Engine:
         return updates
 
     def abort_all(self) -> None:
-        """Drop every unfinished request, and start from an empty queue and a fresh pool."""
-        self._state = self._reset(self._state)
-        self._drop_runs_ahead()
-        self._show(
-            Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
-            for request in self._unfinished.values()
-        )
+        """Drop every unfinished request, and start from an empty queue and a fresh pool. For use after any exception."""
+        # One raised while a call returned, as a signal is, lost the new state after the old one was donated.
+        is_lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state))
+        self._state = self._init_state() if is_lost else self._reset(self._state)
+        dropped, self._unfinished = self._unfinished.values(), {}
         self._tracer = Tracer(self.config)
-        self._unfinished.clear()
         self._on_host.clear()
         self._free_rows = deque(range(self.config.num_rows))
         self._row_of.clear()
+        self._drop_runs_ahead()
+        self._show(
+            Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
+            for request in dropped
+        )
 
     @property
     def _enqueue_width(self) -> int:
@@ -220,9 +223,10 @@ class Engine:
 
     def _drop_runs_ahead(self) -> None:
         """Forget runs whose events nobody needs: nothing was left for them to do, or it is dropped."""
-        self._show([event for run in self._in_flight for event in run.added] + self._added)
+        added = [event for run in self._in_flight for event in run.added] + self._added
         self._in_flight.clear()
         self._added = []
+        self._show(added)
 
     def _show(self, events: Iterable[Event]) -> None:
         """Trace what happened outside of any run, before the next step."""
