@@ -1,5 +1,7 @@
 """`python -m jaxpaged.generate`: complete prompts from the command line."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -7,16 +9,18 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 
 from jaxpaged.compilation_cache import use_compilation_cache
-from jaxpaged.engine.config import Policy
+from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.stats import phase_times
-from jaxpaged.llm import LLM, DType, Prompt
 from jaxpaged.outputs import RequestOutput
 from jaxpaged.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxpaged.llm import LLM, Prompt
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -89,9 +93,13 @@ def _run(args: argparse.Namespace) -> int:
         temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed, ignore_eos=args.ignore_eos
     )
     texts = _read_prompts(args)
-    use_compilation_cache()
     start = time.perf_counter()
     _note(f"loading and compiling {args.model} ...")
+    use_compilation_cache()
+    # Only here, since it takes seconds; and transformers says at import that torch is missing, which nobody needs.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from jaxpaged.llm import LLM
+
     llm = LLM(
         args.model,
         dtype=args.dtype,

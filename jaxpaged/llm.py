@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 import checkpoints
-from jaxpaged.engine.config import Policy
+from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request
 from jaxpaged.engine.sizes import engine_config
@@ -22,7 +22,6 @@ from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
 from jaxpaged.trace import Event, open_sink
 
-DType = Literal["auto", "float32", "bfloat16"]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 

@@ -48,7 +48,7 @@ def settings(monkeypatch) -> dict:
         monkeypatch.setattr(llm.engine, "run_stats", [])
         return llm
 
-    monkeypatch.setattr(generate, "LLM", shared)
+    monkeypatch.setattr("jaxpaged.llm.LLM", shared)
     return settings
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+DType = Literal["auto", "float32", "bfloat16"]
 Policy = Literal["mixed", "prefill_first"]
 
 # A matrix product of fewer rows takes hardly less time, and each bucket costs a compile.

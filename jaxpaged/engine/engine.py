@@ -148,7 +148,7 @@ class Engine:
         return updates
 
     def abort_all(self) -> None:
-        """Drop every unfinished request, and start from an empty queue and a fresh pool. For use after any exception."""
+        """Drop every unfinished request; start from an empty queue and a fresh pool. For use after any exception."""
         # One raised while a call returned, as a signal is, lost the new state after the old one was donated.
         is_lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state))
         self._state = self._init_state() if is_lost else self._reset(self._state)
