@@ -5,6 +5,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 _MAX_SEED = 2**32 - 1
 _MOST_TOKENS = 2**31 - 1
 
@@ -38,7 +40,7 @@ class SamplingParams:
 
 def is_int(value: Any) -> bool:
     """Whether `value` is an integer of any library; True and False are not."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if isinstance(value, bool | np.bool_):
         return False
     try:
         operator.index(value)
