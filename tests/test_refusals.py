@@ -57,7 +57,9 @@ def test_a_bad_prompt_stops_all_before_any_runs(prompt: object, says: str) -> No
             llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, 1.5, b"abc", {5, 6}, bytearray(b"a"), iter([[5]])], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "prompts", [None, 5, 1.5, b"abc", {5, 6}, bytearray(b"a"), iter([[5]])], ids=lambda p: type(p).__name__
+)
 def test_prompts_that_are_no_prompts(prompts: object) -> None:
     with pytest.raises(ValueError, match=r"^prompts must be text, token ids, or a list of them, not \w+$"):
         tiny_llm().generate(prompts, GREEDY, use_tqdm=False)

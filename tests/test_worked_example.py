@@ -1,7 +1,5 @@
 """The real SmolLM2 through `LLM`: the trace's worked example to the character, streams, and chats."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -36,7 +34,7 @@ def llm(heard) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def lines(llm, heard) -> Iterator[list[str]]:
+def lines(llm, heard) -> list[str]:
     return list(format_events(heard))
 
 
