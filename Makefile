@@ -17,6 +17,7 @@ setup:
 	@tools/setup.sh $(EXTRAS)
 
 demo: setup
+	@echo "Four prompts, three slots and a pool of seven small blocks: the trace shows chunks, waiting and a preemption."
 	$(VENV)/bin/python -m jaxpaged.generate --max-tokens 48 --max-num-seqs 3 --block-size 32 --num-blocks 7 \
 	    --max-num-batched-tokens 64 --trace -- \
 	    "Why is the sky blue?" \

@@ -116,7 +116,9 @@ def _locate(
             raise cursor.error("shares bytes with another tensor")
         position = tensor.end
         if position > values.size:
-            raise cursor.error(f"ends at byte {position} of {values.size} bytes of values: the file is truncated")
+            raise cursor.error(
+                f"its values end at byte {position}, the file has {values.size} bytes of values: it is truncated"
+            )
         raw = values[tensor.begin : position]
         tensors[tensor.name] = StoredTensor(cursor.path, tensor.name, tensor.shape, partial(_dequantize, raw, tensor))
     return tensors

@@ -137,6 +137,8 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     source = args.file or "standard input"
     try:
         text = args.file.read_text(encoding="utf-8-sig") if args.file else sys.stdin.read()
+    except OSError as error:
+        raise ValueError(f"{source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{source}: not UTF-8 text: {error}") from error
     prompts = [line for line in text.split("\n") if line.strip()]

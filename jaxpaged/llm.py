@@ -1,5 +1,6 @@
 """`LLM`: load a model, generate from prompts."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,9 @@ class LLM:
         real_dtype = _resolve_dtype(dtype)
         if not is_int(seed) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0, not {seed!r}")
+        if not isinstance(model, str | Path) or not str(model):
+            raise ValueError(f"model must be a path or the name of a packaged model, not {model!r}")
+        self._trace = open_sink(trace)
         path = checkpoints.resolve(model)
         config = engine_config(
             checkpoints.read_config(path),
@@ -82,7 +86,6 @@ class LLM:
         )
         self._tokenizer = load_tokenizer(path)
         model_config, module = checkpoints.load(path, real_dtype)
-        self._trace = open_sink(trace)
         self.engine = Engine(module, model_config, config, kv_dtype=real_dtype, seed=seed, trace=self._trace)
         self.engine.warm_up()
 
@@ -172,9 +175,11 @@ class LLM:
                     final = self._output(request, text) if update.finish_reason else None
                     yield StreamedOutput(piece, update.token_ids, final)
         finally:
-            if self.engine.has_unfinished_requests():
-                self.engine.abort_all()
-            self._flush_trace()
+            # A stream that Python's own end closes has nothing to clean up for.
+            if not sys.is_finalizing():
+                if self.engine.has_unfinished_requests():
+                    self.engine.abort_all()
+                self._flush_trace()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """A prompt's text, if it has one, and its token ids."""

@@ -220,8 +220,8 @@ def error(capsys) -> str:
         (["a", "--model", "no such"], "no such: no such file or folder, and not a packaged model"),
         (["a", "--model", "{tmp}"], "{tmp}/config.json: no such file"),
         (["a", "--file", "x"], "give prompts as arguments or with --file, not both"),
-        (["--file", "{tmp}/none"], "[Errno 2] No such file or directory: '{tmp}/none'"),
-        (["--file", "{tmp}"], "[Errno 21] Is a directory: '{tmp}'"),
+        (["--file", "{tmp}/none"], "{tmp}/none cannot be read: No such file or directory"),
+        (["--file", "{tmp}"], "{tmp} cannot be read: Is a directory"),
         (["--file", "{tmp}/blank"], "no prompt in {tmp}/blank: it has no line with text"),
         (["--file", "{tmp}/latin"], "{tmp}/latin: not UTF-8 text: 'utf-8' codec"),
         ([], "no prompt in standard input: it has no line with text"),
@@ -250,7 +250,7 @@ def test_bad_input_is_one_line(capsys, monkeypatch, tmp_path, arguments, says) -
         (["b", "a" * 62], "prompts[1]: a prompt of 65 tokens is refused: it needs 66 tokens, max_model_len is 64"),
         (["--raw", ""], "prompt is empty, and the model's tokenizer adds no BOS token"),
         (["\udcff"], "prompt is not valid Unicode text: "),
-        (["a", "--trace", "/none/trace.txt"], "[Errno 2] No such file or directory: '/none/trace.txt'"),
+        (["a", "--trace", "/none/trace.txt"], "trace: /none/trace.txt cannot be written: No such file or directory"),
     ],
 )
 def test_a_bad_prompt_is_one_line(settings, capsys, arguments, says) -> None:

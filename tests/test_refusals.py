@@ -131,7 +131,7 @@ def test_bad_settings(field: str, value: object, says: str) -> None:
 
 
 def test_a_trace_that_cannot_be_written(tmp_path) -> None:
-    with pytest.raises(OSError, match=re.escape(f"'{tmp_path}/none/trace.txt'")):
+    with pytest.raises(OSError, match=re.escape(f"trace: {tmp_path}/none/trace.txt cannot be written: No such")):
         LLM(tiny_folder(), trace=tmp_path / "none" / "trace.txt", **SIZES)
 
 
@@ -198,3 +198,9 @@ def test_a_tokenizer_that_is_larger_than_the_model(tmp_path) -> None:
             llm.generate("Hello", GREEDY, use_tqdm=False)
     finally:
         llm._tokenizer = original
+
+
+@pytest.mark.parametrize("model", [None, 3, "", b"path"])
+def test_a_model_that_is_no_path(model: object) -> None:
+    with pytest.raises(ValueError, match="model must be a path or the name of a packaged model, not "):
+        LLM(model)

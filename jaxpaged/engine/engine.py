@@ -25,7 +25,7 @@ from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_schedu
 from jaxpaged.engine.stats import RunStats, run_stats
 from jaxpaged.engine.tracing import FINISH_REASONS, Tracer
 from jaxpaged.models.config import ModelConfig
-from jaxpaged.sampling_params import SamplingParams
+from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.trace import Added, Cancelled, Event, Refused
 
 _MOST_ENQUEUED_AT_ONCE = 64
@@ -93,7 +93,7 @@ class Engine:
 
     def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise ValueError if `add_request` would refuse this one."""
-        prompt = check_prompt(prompt_token_ids, self.model_config.vocab_size)
+        prompt = self._check(prompt_token_ids, params)
         reason = why_refused(len(prompt), params, self.config)
         if reason:
             raise ValueError(_refusal(len(prompt), reason))
@@ -104,7 +104,7 @@ class Engine:
         Raises ValueError, and harms no other request, if the prompt is no list of token ids of the vocabulary, or can
         never fit `max_model_len` or the pool; the latter has an ID and shows in the trace as REFUSED.
         """
-        prompt = check_prompt(prompt_token_ids, self.model_config.vocab_size)
+        prompt = self._check(prompt_token_ids, params)
         seq = next(self._ids)
         self._added.append(Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
         reason = why_refused(len(prompt), params, self.config)
@@ -134,8 +134,9 @@ class Engine:
         `has_unfinished_requests()`.
         """
         max_steps = self.config.max_steps if max_steps is None else max_steps
-        if not 1 <= max_steps <= self.config.max_steps:
-            raise ValueError(f"max_steps must be from 1 to {self.config.max_steps} (config.max_steps), not {max_steps}")
+        if not is_int(max_steps) or not 1 <= max_steps <= self.config.max_steps:
+            most = self.config.max_steps
+            raise ValueError(f"max_steps must be an integer from 1 to {most} (config.max_steps), not {max_steps!r}")
         if not self._unfinished:
             self._drop_runs_ahead()
             return []
@@ -163,6 +164,11 @@ class Engine:
             for request in dropped
         )
 
+    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
+        return check_prompt(prompt_token_ids, self.model_config.vocab_size)
+
     @property
     def _enqueue_width(self) -> int:
         return min(self.config.num_rows, _MOST_ENQUEUED_AT_ONCE)
@@ -188,15 +194,15 @@ class Engine:
         events = jax.device_get(run.events)
         now = time.perf_counter()
         start, self._last_ready = max(run.dispatch_time, self._last_ready), now
+        self.run_stats.append(run_stats(events, now - start))
+        self._show(run.added)
+        num_steps, first_step = int(events.num_steps), self._step
+        self._step += num_steps
         if self._emit:
             for request in run.enqueued:
                 self._tracer.enqueued(request.seq, len(request.prompt_token_ids))
-            self._show(run.added)
-            for event in self._tracer.run(events, self._step, self._microseconds(start), self._microseconds(now)):
+            for event in self._tracer.run(events, first_step, self._microseconds(start), self._microseconds(now)):
                 self._emit(event)
-        num_steps = int(events.num_steps)
-        self._step += num_steps
-        self.run_stats.append(run_stats(events, now - start))
         return self._update(events, num_steps, now)
 
     def _update(self, events: Events, num_steps: int, now: float) -> list[Update]:

@@ -57,6 +57,14 @@ def engine_config(
         sizes.num_rows * sizes.max_model_len * np.dtype(np.int32).itemsize,
         free_bytes,
     )
+    budget = sizes.buckets[-1].rows
+    # The widest rows of a step, in float32: what the MLP makes of each, twice, and the queries.
+    row_width = 2 * model_config.intermediate_size + model_config.num_heads * model_config.head_dim
+    _check_room(
+        f"max_num_batched_tokens={max_num_batched_tokens}: the activations of a step of {budget} tokens",
+        budget * row_width * np.dtype(np.float32).itemsize,
+        free_bytes,
+    )
     bytes_a_block = (
         2 * model_config.num_layers * model_config.num_kv_heads * model_config.head_dim * jnp.dtype(kv_dtype).itemsize
     ) * sizes.block_size

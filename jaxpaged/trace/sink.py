@@ -69,7 +69,10 @@ def open_sink(trace: bool | str | Path | Callable[[Event], None]) -> Sink | None
         return TextSink(sys.stderr)
     if isinstance(trace, str | Path):
         # Stays open as long as its engine: both end together.
-        file = Path(trace).open("w", encoding="utf-8")  # noqa: SIM115
+        try:
+            file = Path(trace).open("w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise OSError(f"trace: {trace} cannot be written: {error.strerror}") from error
         return JsonlSink(file) if Path(trace).suffix == ".jsonl" else TextSink(file)
     if callable(trace):
         return FunctionSink(trace)

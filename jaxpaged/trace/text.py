@@ -119,8 +119,8 @@ _OTHERS: dict[type[Event], re.Pattern[str]] = {
 _LEADING = (Added, Refused, Cancelled, Preempted, CacheHit)
 
 
-def parse_text(lines: Iterable[str], *, strict: bool = True) -> Iterator[Event]:
-    """Yields the events of a text trace; line ends are optional.
+def parse_text(lines: str | Iterable[str], *, strict: bool = True) -> Iterator[Event]:
+    """Yields the events of a text trace, given whole or line by line; line ends are optional.
 
     What the text does not hold is unknown: `time_us` is 0 and `finish_reason` None. Events printed before a header
     get its step; after the last header, the step that would come next.
@@ -131,7 +131,7 @@ def parse_text(lines: Iterable[str], *, strict: bool = True) -> Iterator[Event]:
     leading: list[Event] = []
     part: _Part | None = None
     last_step = -1
-    for number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(lines.splitlines() if isinstance(lines, str) else lines, 1):
         line = raw.rstrip("\r\n")
         if header := _HEADER.fullmatch(line):
             if strict and part:

@@ -1,5 +1,7 @@
 """Checked input: which prompts are refused and why, and how a request becomes rows of arrays."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request, check_prompt, max_total_len, new_requests, why_refused
+from jaxpaged.engine.sizes import engine_config as sized
 from jaxpaged.engine.state import NO_TOKEN
 from jaxpaged.sampling_params import SamplingParams
 from tests.engine.small import MODEL_CONFIG, engine_config, model, plain_outputs, prompts
@@ -111,3 +114,37 @@ def test_a_refused_request_harms_no_other() -> None:
     assert [request.token_ids for request in requests] == plain_outputs()
     # A request that is well formed has an ID, also if it is refused; others have none.
     assert [request.seq for request in requests] == [2 + 3 * i for i in range(len(requests))]
+
+
+@pytest.mark.parametrize("max_steps", [0, -1, 65, 1.5, True, "3"])
+def test_a_run_has_a_number_of_steps(max_steps: object) -> None:
+    engine = Engine(model(), MODEL_CONFIG, engine_config())
+    with pytest.raises(ValueError, match="max_steps must be an integer from 1 to 64"):
+        engine.run(max_steps)
+
+
+@pytest.mark.parametrize("params", [None, {"max_tokens": 3}, SamplingParams])
+def test_params_of_another_type_are_refused(params: object) -> None:
+    engine = Engine(model(), MODEL_CONFIG, engine_config())
+    for call in (engine.add_request, engine.check_request):
+        with pytest.raises(ValueError, match="params must be SamplingParams"):
+            call([1, 2], params)
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_budget_that_memory_has_no_room_for() -> None:
+    """Found before anything is compiled or allocated."""
+    wide = replace(MODEL_CONFIG, max_position_embeddings=2**20, intermediate_size=10**6)
+    with pytest.raises(ValueError, match="max_num_batched_tokens=1000000: the activations of a step of 1000000 tokens"):
+        sized(
+            wide,
+            kv_dtype=jnp.float32,
+            block_size=16,
+            num_blocks=4,
+            max_num_seqs=1,
+            max_num_waiting=1,
+            max_num_batched_tokens=10**6,
+            max_model_len=None,
+            schedule="mixed",
+            max_steps=4,
+        )

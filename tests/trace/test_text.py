@@ -141,3 +141,8 @@ def test_a_scheduled_line_needs_a_header() -> None:
     with pytest.raises(ValueError, match=r"^line 1: a scheduled sequence needs a step's header before it"):
         list(parse_text(lines))
     assert list(parse_text(lines, strict=False)) == []
+
+
+def test_a_whole_text_is_parsed_like_its_lines() -> None:
+    text = "FINISHED: seq[7] prompt=6 + generated=64 = 70 total\n"
+    assert list(parse_text(text)) == list(parse_text([text]))
