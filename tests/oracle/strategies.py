@@ -45,6 +45,7 @@ PINNED_CONFIGS = (
     OracleConfig(3, 6, 4, 7, 17, "mixed"),
     OracleConfig(4, 5, 4, 6, 20, "prefill_first"),
     OracleConfig(4, 40, 2, 9, 24, "mixed"),  # slots short, blocks plenty
+    OracleConfig(4, 40, 2, 9, 24, "prefill_first"),
     OracleConfig(4, 3, 4, 200, 30, "mixed"),  # a pool below max_model_len: requests are refused for blocks
     OracleConfig(16, 4, 3, 8, 40, "mixed"),
     OracleConfig(8, 6, 1, 5, 32, "mixed"),  # one slot
