@@ -1,7 +1,10 @@
 """What is fixed when an engine is built: every static shape and rule of the compiled loop."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from jax import Array
 
 DType = Literal["auto", "float32", "bfloat16"]
 Policy = Literal["mixed", "prefill_first"]
@@ -70,7 +73,8 @@ class EngineConfig:
         """The block after the last real one. Padding writes there, and nobody reads it."""
         return self.num_blocks
 
-    def blocks_for(self, num_tokens: int) -> int:
+    def blocks_for[N: (int, Array)](self, num_tokens: N) -> N:
+        """Blocks that hold `num_tokens` tokens, for a number or an array of them."""
         return -(-num_tokens // self.block_size)
 
     @property

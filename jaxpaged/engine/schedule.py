@@ -75,7 +75,7 @@ def make_schedule(state: EngineState, config: EngineConfig) -> Schedule:
     cached, total_len = requests.cached[row], requests.total_len[row]
     prefills = running & (cached < requests.prefill_len[row])
     held = jnp.where(running, slots.num_blocks.at[requests.slot[row]].get(mode="fill", fill_value=0), 0)
-    need = (total_len + config.block_size - 1) // config.block_size
+    need = config.blocks_for(total_len)
 
     def plan_decodes() -> _Decodes:
         decodes = running & ~prefills
@@ -148,7 +148,7 @@ def _first_wait(
 ) -> Wait:
     requests = state.requests
     total_len = requests.total_len[row]
-    need = (total_len + config.block_size - 1) // config.block_size
+    need = config.blocks_for(total_len)
     # In this order; the last line holds when all others failed.
     reason, needs, free = jnp.int32(NO_TOKENS), total_len, free_tokens
     for lacks, code, its_needs, its_free in (
