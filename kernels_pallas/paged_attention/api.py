@@ -1,30 +1,39 @@
 """The public operations and the choice of an implementation.
 
 An implementation owns the layout of its pool, since the fastest one differs by platform. It is chosen once, when the
-pool is allocated; writes and reads follow the pool. Each implementation is a module with the same three functions.
+pool is allocated; writes and reads follow the pool.
 """
 
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention import reference
+from kernels_pallas.paged_attention.gpu import GPU
+from kernels_pallas.paged_attention.interface import Implementation, PoolSpec, Variant
+from kernels_pallas.paged_attention.reference import Reference
+from kernels_pallas.paged_attention.tpu import TPU
 
-_IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference}
+# The interpreted ones run a kernel's own code on any platform, slowly: for tests.
+_IMPLEMENTATIONS: dict[str, Implementation] = {
+    "reference": Reference(),
+    "tpu": TPU(),
+    "tpu_interpret": TPU(interpret=True),
+    "gpu": GPU(),
+    "gpu_interpret": GPU(interpret=True),
+}
+_OF_PLATFORM = {"tpu": "tpu", "gpu": "gpu"}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVPool:
-    """Keys and values of one layer: `num_blocks` blocks and one scratch block behind them, at index `num_blocks`.
-
-    `arrays` are in the implementation's own layout; only this package looks inside.
-    """
+    """Keys and values of one layer. `arrays` are in the implementation's own layout; only this package looks inside."""
 
     arrays: tuple[Array, ...]
+    spec: PoolSpec = field(metadata={"static": True})
     implementation: str = field(metadata={"static": True})
 
 
@@ -33,19 +42,21 @@ def init_kv_pool(
     block_size: int,
     num_kv_heads: int,
     head_dim: int,
-    dtype: jnp.dtype,
+    dtype: np.typing.DTypeLike,
     implementation: str | None = None,
 ) -> KVPool:
     """Allocate one layer's pool of `num_blocks` + 1 blocks of `block_size` positions.
 
-    `implementation=None` picks by platform. Raises ValueError for a name that does not exist; a named implementation
-    is never replaced by another.
+    `implementation=None` picks by platform: the kernel on a TPU or a GPU, `reference` elsewhere. Raises ValueError for
+    a name that does not exist, and NotImplementedError, naming the shape and what is taken, if the implementation
+    cannot serve the pool: it is never replaced by another in silence.
     """
-    name = "reference" if implementation is None else implementation
+    spec = PoolSpec(num_blocks, block_size, num_kv_heads, head_dim, jnp.dtype(dtype))
+    name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {sorted(_IMPLEMENTATIONS)} or None, not {implementation!r}")
-    arrays = _IMPLEMENTATIONS[name].init_arrays(num_blocks, block_size, num_kv_heads, head_dim, dtype)
-    return KVPool(arrays, name)
+    _IMPLEMENTATIONS[name].check(spec)
+    return KVPool(_IMPLEMENTATIONS[name].init_arrays(spec), spec, name)
 
 
 def write_kv(
@@ -58,14 +69,16 @@ def write_kv(
     """Store row `t` of `k` and `v` at position `offset[t]` of block `block[t]`.
 
     Rows must name different places, except in the scratch block, where padding goes and any row may win.
-    Raises ValueError at trace time if the shapes disagree.
+    Raises ValueError at trace time if the shapes disagree with each other or with the pool.
     """
-    if k.shape != v.shape or block.shape != k.shape[:1] or offset.shape != k.shape[:1]:
+    spec = pool.spec
+    if k.shape != (*block.shape, spec.num_kv_heads, spec.head_dim) or v.shape != k.shape or offset.shape != block.shape:
         raise ValueError(
-            f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}"
+            f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}, "
+            f"a pool of {spec.num_kv_heads} heads of {spec.head_dim}"
         )
-    arrays = _IMPLEMENTATIONS[pool.implementation].write(pool.arrays, k, v, block, offset)
-    return KVPool(arrays, pool.implementation)
+    arrays = _IMPLEMENTATIONS[pool.implementation].write(spec, pool.arrays, k, v, block, offset)
+    return KVPool(arrays, spec, pool.implementation)
 
 
 def paged_attention(
@@ -76,6 +89,9 @@ def paged_attention(
     num_tokens: Int[Array, " N"],
     *,
     scale: float,
+    sliding_window: int | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " H"] | None = None,
 ) -> Float[Array, "N Q H D"]:
     """Causal attention of `N` query tiles over the blocks of their sequences.
 
@@ -84,16 +100,28 @@ def paged_attention(
     a tile with Q = 1. Position `p` of tile `n` is in block `block_tables[n, p // block_size]`; entries past the last
     position may name any block of the pool: what stands there, even NaN, has no influence.
 
+    `sliding_window` W: position p attends to p - W + 1 to p only; blocks wholly before the window are not read.
+    `logits_soft_cap` c: logits are c * tanh(logits / c). `sinks`: a logit for each head that takes its share of the
+    softmax and gives no value (arXiv:2309.17453, as gpt-oss learns it).
+
     Softmax and its sums are in float32 whatever the dtypes; the result has the dtype of `q`. `H` is a multiple of
     `Hkv`; query head `h` reads key head `h // (H / Hkv)` (grouped-query attention, arXiv:2305.13245; paged,
     arXiv:2309.06180).
-    Raises ValueError at trace time if the shapes disagree.
+    Raises ValueError at trace time if the shapes disagree, or an option is out of range.
     """
-    n = q.shape[0]
+    spec, n = pool.spec, q.shape[0]
     if q.ndim != 4 or block_tables.ndim != 2 or {x.shape[0] for x in (block_tables, first_position, num_tokens)} != {n}:
         raise ValueError(
             f"paged_attention: shapes disagree: q {q.shape}, block_tables {block_tables.shape}, "
             f"first_position {first_position.shape}, num_tokens {num_tokens.shape}"
         )
-    module = _IMPLEMENTATIONS[pool.implementation]
-    return module.attend(q, pool.arrays, block_tables, first_position, num_tokens, scale=scale)
+    num_heads, head_dim = q.shape[2:]
+    if num_heads % spec.num_kv_heads or head_dim != spec.head_dim:
+        raise ValueError(
+            f"paged_attention: q {q.shape} does not fit a pool of {spec.num_kv_heads} heads of {spec.head_dim}"
+        )
+    if sinks is not None and sinks.shape != (num_heads,):
+        raise ValueError(f"paged_attention: sinks {sinks.shape} must be one for each of the {num_heads} heads of q")
+    variant = Variant(scale, sliding_window, logits_soft_cap)
+    attend = _IMPLEMENTATIONS[pool.implementation].attend
+    return attend(spec, pool.arrays, q, block_tables, first_position, num_tokens, sinks, variant)

@@ -4,11 +4,14 @@ Layout: K and V apart, each `[num_blocks + 1, num_kv_heads, block_size, head_dim
 one contiguous matrix. On CPU that is the fastest of the layouts measured (docs/architecture.md).
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from kernels_pallas.paged_attention.interface import PoolSpec, Variant
 
 # Positions read in one turn of the loop: enough for a matrix product, few enough to stay in cache.
 _POSITIONS_PER_TURN = 256
@@ -16,82 +19,86 @@ _POSITIONS_PER_TURN = 256
 _LOWEST = -1e30
 
 
-def init_arrays(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: jnp.dtype
-) -> tuple[Array, ...]:
-    shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+@dataclass(frozen=True)
+class Reference:
+    def check(self, spec: PoolSpec) -> None:
+        """Any shape will do."""
 
+    def init_arrays(self, spec: PoolSpec) -> tuple[Array, ...]:
+        shape = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)
 
-def write(
-    arrays: tuple[Array, ...],
-    k: Float[Array, "T Hkv D"],
-    v: Float[Array, "T Hkv D"],
-    block: Int[Array, " T"],
-    offset: Int[Array, " T"],
-) -> tuple[Array, ...]:
-    k_pool, v_pool = arrays
-    return (
-        k_pool.at[block, :, offset].set(k.astype(k_pool.dtype)),
-        v_pool.at[block, :, offset].set(v.astype(v_pool.dtype)),
-    )
+    def write(
+        self,
+        spec: PoolSpec,
+        arrays: tuple[Array, ...],
+        k: Float[Array, "T Hkv D"],
+        v: Float[Array, "T Hkv D"],
+        block: Int[Array, " T"],
+        offset: Int[Array, " T"],
+    ) -> tuple[Array, ...]:
+        k_pool, v_pool = arrays
+        return (
+            k_pool.at[block, :, offset].set(k.astype(k_pool.dtype)),
+            v_pool.at[block, :, offset].set(v.astype(v_pool.dtype)),
+        )
 
+    def attend(
+        self,
+        spec: PoolSpec,
+        arrays: tuple[Array, ...],
+        q: Float[Array, "N Q H D"],
+        block_tables: Int[Array, "N M"],
+        first_position: Int[Array, " N"],
+        num_tokens: Int[Array, " N"],
+        sinks: Float[Array, " H"] | None,
+        variant: Variant,
+    ) -> Float[Array, "N Q H D"]:
+        """Decode tiles all at once, up to the longest context; wider tiles one after another, each up to its own.
 
-def attend(
-    q: Float[Array, "N Q H D"],
-    arrays: tuple[Array, ...],
-    block_tables: Int[Array, "N M"],
-    first_position: Int[Array, " N"],
-    num_tokens: Int[Array, " N"],
-    *,
-    scale: float,
-) -> Float[Array, "N Q H D"]:
-    """Decode tiles all at once, up to the longest context; wider tiles one after another, each up to its own context.
+        One row has too little work to be worth a turn of a loop; a chunk of a prompt has enough, and then neither
+        padding nor a long neighbour costs it anything.
+        """
+        num_tiles, rows, num_heads, head_dim = q.shape
+        group = num_heads // spec.num_kv_heads
+        blocks_per_turn = max(1, min(_POSITIONS_PER_TURN // spec.block_size, block_tables.shape[1]))
+        block_tables = _pad_columns(block_tables, blocks_per_turn, fill=spec.num_blocks)
+        grouped = q.reshape(num_tiles, rows, spec.num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+        grouped_sinks = None if sinks is None else sinks.astype(jnp.float32).reshape(spec.num_kv_heads, group)
+        attend_tiles = partial(
+            _attend_tiles, arrays=arrays, sinks=grouped_sinks, variant=variant, blocks_per_turn=blocks_per_turn
+        )
+        if rows == 1:
+            out = attend_tiles(grouped, block_tables, first_position, num_tokens)
+        else:
 
-    One row has too little work to be worth a turn of a loop; a chunk of a prompt has enough, and then neither padding
-    nor a long neighbour costs it anything.
-    """
-    num_tiles, rows, num_heads, head_dim = q.shape
-    _, num_kv_heads, block_size, kv_head_dim = arrays[0].shape
-    if num_heads % num_kv_heads or head_dim != kv_head_dim:
-        raise ValueError(f"paged_attention: q {q.shape} does not fit a pool of {num_kv_heads} heads of {kv_head_dim}")
-    blocks_per_turn = max(1, min(_POSITIONS_PER_TURN // block_size, block_tables.shape[1]))
-    block_tables = _pad_columns(block_tables, blocks_per_turn, fill=arrays[0].shape[0] - 1)
-    grouped = q.reshape(num_tiles, rows, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
-    if rows == 1:
-        out = _attend_tiles(grouped, arrays, block_tables, first_position, num_tokens, scale, blocks_per_turn)
-    else:
+            def one_tile(n: Array, out: Array) -> Array:
+                tile = partial(jax.lax.dynamic_slice_in_dim, start_index=n, slice_size=1)
+                attended = attend_tiles(tile(grouped), tile(block_tables), tile(first_position), tile(num_tokens))
+                return jax.lax.dynamic_update_slice_in_dim(out, attended, n, axis=0)
 
-        def one_tile(n: Array, out: Array) -> Array:
-            tile = partial(jax.lax.dynamic_slice_in_dim, start_index=n, slice_size=1)
-            attended = _attend_tiles(
-                tile(grouped),
-                arrays,
-                tile(block_tables),
-                tile(first_position),
-                tile(num_tokens),
-                scale,
-                blocks_per_turn,
-            )
-            return jax.lax.dynamic_update_slice_in_dim(out, attended, n, axis=0)
-
-        num_used = jnp.max(jnp.where(num_tokens > 0, jnp.arange(num_tiles) + 1, 0), initial=0)
-        out = jax.lax.fori_loop(0, num_used, one_tile, jnp.zeros_like(grouped))
-    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+            num_used = jnp.max(jnp.where(num_tokens > 0, jnp.arange(num_tiles) + 1, 0), initial=0)
+            out = jax.lax.fori_loop(0, num_used, one_tile, jnp.zeros_like(grouped))
+        return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def _attend_tiles(
     q: Float[Array, "N Hkv G Q D"],
-    arrays: tuple[Array, ...],
     block_tables: Int[Array, "N M"],
     first_position: Int[Array, " N"],
     num_tokens: Int[Array, " N"],
-    scale: float,
+    *,
+    arrays: tuple[Array, ...],
+    sinks: Float[Array, "Hkv G"] | None,
+    variant: Variant,
     blocks_per_turn: int,
 ) -> Float[Array, "N Hkv G Q D"]:
-    """Online softmax (arXiv:1805.02867) over the blocks, `blocks_per_turn` at a time, up to the longest context."""
+    """Online softmax (arXiv:1805.02867) over the blocks, `blocks_per_turn` at a time, from the first block that a tile
+    sees to the last one."""
     k_pool, v_pool = arrays
     num_tiles, num_kv_heads, group, rows, head_dim = q.shape
+    # Not the default: a GPU would round float32 to 10 bits, a TPU to 8.
+    precision = jax.lax.Precision.HIGHEST
     positions_per_turn = blocks_per_turn * k_pool.shape[2]
     context_len = jnp.where(num_tokens > 0, first_position + num_tokens, 0)
     row_valid = jnp.arange(rows) < num_tokens[:, None]
@@ -113,22 +120,28 @@ def _attend_tiles(
         k = read(k_pool, blocks)
         # 0 * NaN is NaN: what lies past the context must not reach the product at all.
         v = jnp.where((position < context_len[:, None])[:, None, :, None], read(v_pool, blocks), 0)
-        logits = jnp.einsum("nhqd,nhsd->nhqs", queries, k, preferred_element_type=jnp.float32) * scale
-        logits = jnp.where(position <= row_position, logits, -jnp.inf)
+        products = jnp.einsum("nhqd,nhsd->nhqs", queries, k, precision=precision, preferred_element_type=jnp.float32)
+        logits = jnp.where(variant.sees(row_position, position), variant.logits(products), -jnp.inf)
         new_maximum = jnp.maximum(maximum, logits.max(axis=-1))
         weights = jnp.exp(logits - new_maximum[..., None])
         shrink = jnp.exp(maximum - new_maximum)
         total = total * shrink + weights.sum(axis=-1)
-        update = jnp.einsum("nhqs,nhsd->nhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        update = jnp.einsum(
+            "nhqs,nhsd->nhqd", weights.astype(v.dtype), v, precision=precision, preferred_element_type=jnp.float32
+        )
         return new_maximum, total, out * shrink[..., None] + update
 
+    # A sink is a logit that is there before the first key.
+    start = _LOWEST if sinks is None else jnp.repeat(sinks, rows, axis=1)
     state = (
-        jnp.full(queries.shape[:3], _LOWEST, jnp.float32),
-        jnp.zeros(queries.shape[:3], jnp.float32),
+        jnp.broadcast_to(jnp.asarray(start, jnp.float32), queries.shape[:3]),
+        jnp.full(queries.shape[:3], 0 if sinks is None else 1, jnp.float32),
         jnp.zeros(queries.shape, jnp.float32),
     )
+    first_key = jnp.where(num_tokens > 0, variant.first_key(first_position), jnp.iinfo(jnp.int32).max)
+    first_turn = jnp.min(first_key) // positions_per_turn
     num_turns = (jnp.max(context_len, initial=0) + positions_per_turn - 1) // positions_per_turn
-    _, total, out = jax.lax.fori_loop(0, num_turns, turn, state)
+    _, total, out = jax.lax.fori_loop(first_turn, num_turns, turn, state)
     out = (out / jnp.where(total > 0, total, 1)[..., None]).reshape(q.shape)
     return jnp.where(row_valid[:, None, None, :, None], out, 0).astype(q.dtype)
 
