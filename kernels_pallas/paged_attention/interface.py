@@ -1,4 +1,4 @@
-"""What the implementations share: what a pool is, which attention is asked for, and the functions that each provides."""
+"""What the implementations share: what a pool is, which attention is asked for, and the functions each provides."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,7 +45,7 @@ class Variant:
         return self.logits_soft_cap * jnp.tanh(logits / self.logits_soft_cap)
 
     def sees(self, query: Int[Array, "..."], key: Int[Array, "..."]) -> Bool[Array, "..."]:
-        """Whether the token at position `query` attends to the one at position `key`. At a negative position: to none."""
+        """Whether the token at position `query` attends to the one at position `key`. At a negative one: to none."""
         causal = key <= query
         return causal if self.sliding_window is None else causal & (key > query - self.sliding_window)
 

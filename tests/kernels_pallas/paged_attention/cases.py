@@ -1,5 +1,6 @@
 """Drawn cases of paged attention: the pool, the queries, and what the definition says comes out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,12 @@ class Case:
 
 @st.composite
 def draw_case(
-    draw: st.DrawFn, *, block_sizes: list[int], head_dims: list[int], rows: list[int], most_positions: int = 100
+    draw: st.DrawFn,
+    *,
+    block_sizes: Sequence[int],
+    head_dims: Sequence[int],
+    rows: Sequence[int],
+    most_positions: int = 100,
 ) -> Case:
     block_size = draw(st.sampled_from(block_sizes))
     window = draw(st.one_of(st.none(), st.sampled_from([1, block_size, block_size + 1]), st.integers(2, 60)))

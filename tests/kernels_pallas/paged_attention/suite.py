@@ -24,9 +24,9 @@ class PagedAttentionSuite:
     """block_sizes, head_dims, rows: what the drawn cases are made of."""
 
     implementation: str
-    block_sizes = [16, 32, 256]
-    head_dims = [64, 96, 128, 256]
-    rows = [1, 5, 32]
+    block_sizes: tuple[int, ...] = (16, 32, 256)
+    head_dims: tuple[int, ...] = (64, 96, 128, 256)
+    rows: tuple[int, ...] = (1, 5, 32)
     block_size = 16
     head_dim = 64
 

@@ -7,8 +7,8 @@ from tests.kernels_pallas.paged_attention.suite import PagedAttentionSuite
 
 class TestReference(PagedAttentionSuite):
     implementation = "reference"
-    block_sizes = [1, 4, 16, 256]
-    head_dims = [8, 64]
+    block_sizes = (1, 4, 16, 256)
+    head_dims = (8, 64)
 
 
 def test_an_unknown_implementation_is_refused() -> None:
