@@ -57,6 +57,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-num-batched-tokens", type=int, default=512, metavar="N", help="token budget of a step (%(default)s)"
     )
     engine.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence in tokens (the model's own)")
+    engine.add_argument(
+        "--attention-implementation",
+        metavar="NAME",
+        help="tpu, gpu or reference, which takes any shape (the platform's kernel, or reference)",
+    )
     engine.add_argument("--schedule", choices=get_args(Policy), default="mixed", help="policy of a step (%(default)s)")
 
     output = parser.add_argument_group("output")
@@ -83,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         # The reader is gone. What is still buffered goes nowhere, and must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
+    except (ValueError, NotImplementedError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
@@ -109,6 +114,7 @@ def _run(args: argparse.Namespace) -> int:
         max_num_seqs=min(64, len(texts)) if args.max_num_seqs is None else args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
+        attention_implementation=args.attention_implementation,
         schedule=args.schedule,
         seed=args.seed,
         trace=args.trace,

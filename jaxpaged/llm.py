@@ -22,6 +22,7 @@ from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, St
 from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
 from jaxpaged.trace import Event, open_sink
+from kernels_pallas.paged_attention import check_kv_pool
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -42,11 +43,14 @@ class LLM:
     max_num_batched_tokens: the token budget of one step. max_model_len: None takes the model's own.
     schedule: "mixed" or "prefill_first" (docs/scheduler.md).
     max_steps: the most steps the device makes before the host looks.
+    attention_implementation: one of `kernels_pallas.paged_attention`; None takes the kernel of the platform, and
+    "reference" takes any shape anywhere.
     seed: where requests without a seed of their own get theirs from.
     trace: the scheduler trace: True shows it on standard error, a path writes it there (as JSON lines if it ends in
     .jsonl), a function is called with each event (`jaxpaged.trace.Event`).
 
-    Raises FileNotFoundError or ValueError, naming file, tensor or field, for what cannot be loaded or cannot work.
+    Raises FileNotFoundError or ValueError, naming file, tensor or field, for what cannot be loaded or cannot work, and
+    NotImplementedError, naming the shape and what is taken, for a pool that the attention kernel does not take.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class LLM:
         max_model_len: int | None = None,
         schedule: Policy = "mixed",
         max_steps: int = 16,
+        attention_implementation: str | None = None,
         seed: int = 0,
         trace: bool | str | Path | Callable[[Event], None] = False,
     ) -> None:
@@ -72,8 +77,9 @@ class LLM:
             raise ValueError(f"model must be a path or the name of a packaged model, not {model!r}")
         self._trace = open_sink(trace)
         path = checkpoints.resolve(model)
+        model_config = checkpoints.read_config(path)
         config = engine_config(
-            checkpoints.read_config(path),
+            model_config,
             kv_dtype=real_dtype,
             block_size=block_size,
             num_blocks=num_blocks,
@@ -84,9 +90,25 @@ class LLM:
             schedule=schedule,
             max_steps=max_steps,
         )
+        check_kv_pool(
+            config.num_blocks,
+            config.block_size,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            real_dtype,
+            attention_implementation,
+        )
         self._tokenizer = load_tokenizer(path)
         model_config, module = checkpoints.load(path, real_dtype)
-        self.engine = Engine(module, model_config, config, kv_dtype=real_dtype, seed=seed, trace=self._trace)
+        self.engine = Engine(
+            module,
+            model_config,
+            config,
+            kv_dtype=real_dtype,
+            attention_implementation=attention_implementation,
+            seed=seed,
+            trace=self._trace,
+        )
         self.engine.warm_up()
 
     @property

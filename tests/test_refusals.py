@@ -119,6 +119,7 @@ INT = "must be an integer of at least 1, not "
         ("dtype", "float16", "dtype must be one of ['auto', 'float32', 'bfloat16'], not 'float16'"),
         ("dtype", np.float32, "dtype must be one of ['auto', 'float32', 'bfloat16'], not <class"),
         ("dtype", None, "dtype must be one of ['auto', 'float32', 'bfloat16'], not None"),
+        *(("attention_implementation", v, "the attention implementation must be one of [") for v in ("fast", 5, [])),
         *(("seed", v, f"seed must be an integer of at least 0, not {v!r}") for v in (-1, 1.5, None, "7", True)),
         ("trace", 5, "trace must be True, False, a path or a function, not 5"),
         ("trace", None, "trace must be True, False, a path or a function, not None"),
@@ -128,6 +129,13 @@ def test_bad_settings(field: str, value: object, says: str) -> None:
     with pytest.raises(ValueError) as caught:
         LLM(tiny_folder(), **(SIZES | {field: value}))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
+
+
+def test_a_kernel_that_does_not_take_the_model(monkeypatch) -> None:
+    """It is refused before the weights are read, and nothing else is taken in its place."""
+    monkeypatch.setattr("checkpoints.load", None)
+    with pytest.raises(NotImplementedError, match="block_size 4 .*takes multiples of 8.*head_dim .*takes 64, 96, 128"):
+        LLM(tiny_folder(), attention_implementation="tpu", **SIZES)
 
 
 def test_a_trace_that_cannot_be_written(tmp_path) -> None:

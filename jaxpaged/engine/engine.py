@@ -43,8 +43,9 @@ class _InFlight:
 class Engine:
     """Serves requests with one model.
 
-    `trace`, if given, is called with each trace event, in order. Raises ValueError if the stop ids do not fit
-    `config.max_stop_ids`.
+    `trace`, if given, is called with each trace event, in order. `attention_implementation` is that of
+    `kernels_pallas.paged_attention` (None: the platform's kernel). Raises ValueError if the stop ids do not fit
+    `config.max_stop_ids`, and NotImplementedError if the implementation does not take the model's shapes.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Engine:
         config: EngineConfig,
         *,
         kv_dtype: np.typing.DTypeLike = jnp.float32,
+        attention_implementation: str | None = None,
         seed: int = 0,
         trace: Callable[[Event], None] | None = None,
     ) -> None:
@@ -68,7 +70,13 @@ class Engine:
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
         self._init_state = partial(
-            init_state, config, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype
+            init_state,
+            config,
+            model_config.num_layers,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            kv_dtype,
+            attention_implementation,
         )
         self._state = self._init_state()
         self._seeds = np.random.default_rng(seed)

@@ -37,6 +37,29 @@ class KVPool:
     implementation: str = field(metadata={"static": True})
 
 
+def check_kv_pool(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: np.typing.DTypeLike,
+    implementation: str | None = None,
+) -> tuple[PoolSpec, str]:
+    """What a pool of these sizes is, and the name of its implementation. Allocates nothing.
+
+    `implementation=None` picks by platform: the kernel on a TPU or a GPU, `reference` elsewhere. Raises ValueError for
+    a name that does not exist, and NotImplementedError, naming the shape and what is taken, if the implementation
+    cannot serve the pool: it is never replaced by another in silence.
+    """
+    spec = PoolSpec(num_blocks, block_size, num_kv_heads, head_dim, jnp.dtype(dtype))
+    name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
+    if name not in list(_IMPLEMENTATIONS):
+        known = sorted(_IMPLEMENTATIONS)
+        raise ValueError(f"the attention implementation must be one of {known} or None, not {implementation!r}")
+    _IMPLEMENTATIONS[name].check(spec)
+    return spec, name
+
+
 def init_kv_pool(
     num_blocks: int,
     block_size: int,
@@ -45,17 +68,8 @@ def init_kv_pool(
     dtype: np.typing.DTypeLike,
     implementation: str | None = None,
 ) -> KVPool:
-    """Allocate one layer's pool of `num_blocks` + 1 blocks of `block_size` positions.
-
-    `implementation=None` picks by platform: the kernel on a TPU or a GPU, `reference` elsewhere. Raises ValueError for
-    a name that does not exist, and NotImplementedError, naming the shape and what is taken, if the implementation
-    cannot serve the pool: it is never replaced by another in silence.
-    """
-    spec = PoolSpec(num_blocks, block_size, num_kv_heads, head_dim, jnp.dtype(dtype))
-    name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
-    if name not in _IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {sorted(_IMPLEMENTATIONS)} or None, not {implementation!r}")
-    _IMPLEMENTATIONS[name].check(spec)
+    """Allocate one layer's pool of `num_blocks` + 1 blocks of `block_size` positions. Raises as `check_kv_pool` does."""
+    spec, name = check_kv_pool(num_blocks, block_size, num_kv_heads, head_dim, dtype, implementation)
     return KVPool(_IMPLEMENTATIONS[name].init_arrays(spec), spec, name)
 
 

@@ -15,6 +15,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
@@ -144,9 +145,9 @@ def _from_groups(out: Float[Array, "N Hg R L"], spec: PoolSpec, group: _HeadGrou
     if group.is_split:
         out = out.reshape(n, spec.num_kv_heads, -1, rows, d)
     else:
-        out = out.reshape(n, spec.num_kv_heads // group.heads, group.heads, -1, rows, group.heads, 2, d)
-        out = jnp.stack([out[:, :, i, :, :, i, 1] for i in range(group.heads)], axis=2)
-        out = out.reshape(n, spec.num_kv_heads, -1, rows, d)
+        out = out.reshape(n, spec.num_kv_heads // group.heads, group.heads, -1, rows, group.lanes)
+        values = [out[:, :, i, ..., (2 * i + 1) * d : (2 * i + 2) * d] for i in range(group.heads)]
+        out = jnp.stack(values, axis=2).reshape(n, spec.num_kv_heads, -1, rows, d)
     return out.transpose(0, 3, 1, 2, 4).reshape(n, rows, -1, d)
 
 
@@ -179,12 +180,12 @@ def _attend(
     query_rows: int,
     variant: Variant,
     cores: int,
-    out_dtype: jnp.dtype,
+    out_dtype: np.dtype,
     interpret: bool,
 ) -> Float[Array, "N Hg R L"]:
     n, heads, rows, _ = q.shape
     _, block_size, lanes = pool.shape
-    blocks = blocks_per_turn(pool.shape, pool.dtype)
+    blocks = blocks_per_turn(block_size, lanes, pool.dtype)
     out_lanes = group.value.stop - group.value.start
 
     def tile(core: Array, i: Array, *_: Array) -> Array:
@@ -219,7 +220,12 @@ def _attend(
                 pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            # They cost as many instructions as the start of a copy; the interpreter checks the bounds in the tests.
+            disable_bounds_checks=True,
+        ),
+        cost_estimate=_cost(q, pool, block_tables.shape[1], variant, group, query_rows, out_lanes, out_dtype),
         interpret=interpret,
         name="paged_attention",
     )(
@@ -231,6 +237,32 @@ def _attend(
         q,
         start,
         pool,
+    )
+
+
+def _cost(
+    q: Array,
+    pool: Array,
+    table_width: int,
+    variant: Variant,
+    group: _HeadGroup,
+    query_rows: int,
+    out_lanes: int,
+    out_dtype: np.dtype,
+) -> pl.CostEstimate:
+    """What XLA schedules by: every table full, each block read once, queries and results moved once."""
+    n, heads, rows, key_lanes = q.shape
+    _, block_size, lanes = pool.shape
+    blocks = table_width
+    if variant.sliding_window is not None:
+        blocks = min(blocks, (variant.sliding_window + query_rows - 2) // block_size + 2)
+    logits = n * heads * rows * blocks * block_size
+    block_bytes = block_size * lanes * pool.dtype.itemsize
+    out_bytes = n * heads * rows * out_lanes * out_dtype.itemsize
+    return pl.CostEstimate(
+        flops=2 * logits * (key_lanes + out_lanes),
+        transcendentals=logits * (1 if variant.logits_soft_cap is None else 2),
+        bytes_accessed=n * blocks * block_bytes + q.size * q.dtype.itemsize + out_bytes,
     )
 
 
@@ -278,12 +310,11 @@ def _kernel(
         begin, end = block_range(tile)
         begin = begin + turn * blocks
 
-        def one(i, _):
+        def one(i):
             source = pool.at[table[0, begin + i]]
             act(pltpu.make_async_copy(source, buffers.at[buffer, i], arrived.at[buffer]))
-            return _
 
-        jax.lax.fori_loop(0, jnp.minimum(end - begin, blocks), one, None)
+        _for_each(jnp.minimum(end - begin, blocks), one)
 
     def fetch(*where):
         copies(*where, lambda copy: copy.start())
@@ -331,6 +362,7 @@ def _kernel(
         position = first_key + jax.lax.broadcasted_iota(jnp.int32, (1, blocks * block_size), 1)
         visible = variant.sees(query_position, position)
         for g in range(q.shape[0]):
+
             def read(lanes, g=g):
                 lanes = slice(g * group.lanes + lanes.start, g * group.lanes + lanes.stop)
                 return buffers[buffer, :, :, lanes].reshape(blocks * block_size, -1).astype(q.dtype)
@@ -356,6 +388,12 @@ def _kernel(
     total = softmax[1]
     live = (row < num_tokens[tile])[None]
     out[...] = jnp.where(live, acc[...] / jnp.where(total > 0, total, 1), 0).astype(out.dtype)
+
+
+def _for_each(count, body) -> None:
+    """Four at a time, since the scalar unit takes as long for the addresses of one copy as for those of four."""
+    jax.lax.fori_loop(0, count // 4, lambda i, _: [body(4 * i + j) for j in range(4)] and None, None)
+    jax.lax.fori_loop(count // 4 * 4, count, lambda i, _: body(i), None)
 
 
 def _positions(shape: tuple[int, int, int], block_size: int) -> Int[Array, "blocks block_size 1"]:

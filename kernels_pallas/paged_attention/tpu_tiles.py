@@ -1,26 +1,40 @@
-"""Tile sizes of the TPU kernel, by chip and shape."""
+"""Tile sizes of the TPU kernel, by chip and shape.
 
-import jax
-import jax.numpy as jnp
+A turn reads as many whole blocks as keep HBM busy: while a turn computes, the next one's copies are in flight, and by
+Little's law these must be bandwidth x latency bytes. Bandwidth is the chip's, from jax's own table (v5e 819 GB/s, v6e
+1,640 GB/s, v5p 2,765 GB/s for two cores). The latency, 2 us with the start of the copies, is an assumption: it has not
+been measured for lack of a TPU. What the compiler says of a turn's instructions against its bytes: docs/tpu.md.
+
+Turns are whole multiples of 128 positions, the lanes of a register, in which the logits lie. 4 MiB a buffer leave two
+thirds of the 16 MiB of VMEM that a kernel may use by default to queries, accumulators and logits.
+"""
+
+import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 _LATENCY_SECONDS = 2e-6
-_VMEM_SHARE = 4 * 2**20
+_LANES = 128
+_MOST_BUFFER_BYTES = 4 * 2**20
+
+
+def blocks_per_turn(block_size: int, lanes: int, dtype: np.dtype) -> int:
+    """How many blocks of `[block_size, lanes]` a turn reads: at least 128 positions, at least one block."""
+    chip = _chip()
+    in_flight = chip.mem_bw_bytes_per_second * _LATENCY_SECONDS
+    granule = max(block_size, _LANES)  # positions
+    granule_bytes = granule * lanes * dtype.itemsize
+    granules = max(1, round(min(in_flight, _MOST_BUFFER_BYTES) / granule_bytes))
+    return -(-granules * granule // block_size)
+
+
+def num_cores() -> int:
+    """Cores that share a kernel's grid: two where the chip shows them as one device (v4, v5p)."""
+    return _chip().num_cores
 
 
 def _chip() -> pltpu.TpuInfo:
+    """The chip that the program is compiled for; where there is none, in the interpreter, a v5e."""
     try:
         return pltpu.get_tpu_info()
     except ValueError:
         return pltpu.get_tpu_info_for_chip(pltpu.ChipVersion.TPU_V5E, 1)
-
-
-def num_cores() -> int:
-    return _chip().num_cores
-
-
-def blocks_per_turn(pool_shape: tuple[int, ...], dtype: jnp.dtype) -> int:
-    _, block_size, lanes = pool_shape
-    block_bytes = block_size * lanes * dtype.itemsize
-    wanted = int(_chip().mem_bw_bytes_per_second * _LATENCY_SECONDS)
-    return max(1, min(wanted, _VMEM_SHARE) // block_bytes)

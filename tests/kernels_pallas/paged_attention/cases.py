@@ -1,7 +1,7 @@
 """Drawn cases of paged attention: the pool, the queries, and what the definition says comes out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -92,6 +92,10 @@ class Problem:
     num_tokens: np.ndarray
     sinks: Array | None
     want: np.ndarray
+
+    def with_implementation(self, name: str) -> "Problem":
+        """The same pool, served by another implementation of the same layout."""
+        return replace(self, pool=replace(self.pool, implementation=name))
 
     def attend(self) -> Array:
         return paged_attention(
