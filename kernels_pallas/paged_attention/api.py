@@ -68,7 +68,7 @@ def init_kv_pool(
     dtype: np.typing.DTypeLike,
     implementation: str | None = None,
 ) -> KVPool:
-    """Allocate one layer's pool of `num_blocks` + 1 blocks of `block_size` positions. Raises as `check_kv_pool` does."""
+    """Allocate one layer's pool, `num_blocks` + 1 blocks of `block_size` positions. Raises as `check_kv_pool` does."""
     spec, name = check_kv_pool(num_blocks, block_size, num_kv_heads, head_dim, dtype, implementation)
     return KVPool(_IMPLEMENTATIONS[name].init_arrays(spec), spec, name)
 

@@ -31,7 +31,7 @@ class TestTPU(PagedAttentionSuite):
 @pytest.fixture
 def turns_of_128_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that contexts of a thousand positions take many turns."""
-    monkeypatch.setattr("kernels_pallas.paged_attention.tpu_tiles._LATENCY_SECONDS", 1e-9)
+    monkeypatch.setattr("kernels_pallas.paged_attention.tpu.plan._LATENCY_SECONDS", 1e-9)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_no_race_no_stray_read_and_each_block_once(
     """Blocks that a tile does not see have a number past the pool, at which the interpreter raises."""
     problem = make_problem(CASES[name], "tpu_interpret", unread_block=10**6)
     problem = problem.with_implementation("tpu")
-    monkeypatch.setattr("kernels_pallas.paged_attention.tpu.num_cores", lambda: cores)
+    monkeypatch.setattr("kernels_pallas.paged_attention.tpu.attend.num_cores", lambda: cores)
     params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=cores, random_seed=0)
     with pltpu.force_tpu_interpret_mode(params):
         check(problem)

@@ -1,9 +1,9 @@
 """Tile sizes of the TPU kernel, by chip and shape.
 
 A turn reads as many whole blocks as keep HBM busy: while a turn computes, the next one's copies are in flight, and by
-Little's law these must be bandwidth x latency bytes. Bandwidth is the chip's, from jax's own table (v5e 819 GB/s, v6e
-1,640 GB/s, v5p 2,765 GB/s for two cores). The latency, 2 us with the start of the copies, is an assumption: it has not
-been measured for lack of a TPU. What the compiler says of a turn's instructions against its bytes: docs/tpu.md.
+Little's law these must be bandwidth x latency bytes. Bandwidth is the chip's, from jax's own table (v5e 820 GB/s, v6e
+1,640 GB/s, v5p 1,230 GB/s for each of two cores). The latency, 2 us with the start of the copies, is an assumption: it
+has not been measured for lack of a TPU. What the compiler says of a turn's instructions against its bytes: docs/tpu.md.
 
 Turns are whole multiples of 128 positions, the lanes of a register, in which the logits lie. 4 MiB a buffer leave two
 thirds of the 16 MiB of VMEM that a kernel may use by default to queries, accumulators and logits.
