@@ -1,0 +1,1 @@
+from kernels_pallas.paged_attention.gpu.attend import GPU as GPU
