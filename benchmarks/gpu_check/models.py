@@ -1,0 +1,82 @@
+"""Models of real sizes with random weights, drawn on the device: numpy would take longer than the check may."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxpaged.models import Llama, ModelConfig, from_params, param_shapes
+
+# The sizes of the published configurations. Qwen3 also normalises queries and keys, which the model does not do yet.
+SMOLLM2_135M = ModelConfig(
+    family="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=1e5,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+)
+QWEN3_0_6B = ModelConfig(
+    family="llama",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    max_position_embeddings=40960,
+    tie_word_embeddings=True,
+)
+TINY = ModelConfig(
+    family="llama",
+    vocab_size=307,
+    hidden_size=48,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=3,
+    num_kv_heads=1,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+)
+
+
+def random_model(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Llama:
+    """Every tensor is random and activations stay of order 1, as in `jaxpaged.models.random_model`, but for embeddings.
+
+    Those are small. With tied ones of order 1 the last token's own logit would beat all others: a model that repeats
+    its last token for ever gives the right answer whatever its attention does.
+    """
+    shapes = param_shapes(config, dtype)
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    params = {
+        path: _draw(key, leaf.shape, leaf.dtype, path[-1])
+        for key, (path, leaf) in zip(keys, shapes.items(), strict=True)
+    }
+    return from_params(config, dtype, params)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _draw(key: Array, shape: tuple[int, ...], dtype: jnp.dtype, kind: str) -> Float[Array, "..."]:
+    values = jax.random.normal(key, shape, jnp.float32)
+    if kind == "scale":
+        values = 1 + values / 4
+    elif kind == "kernel":
+        values /= shape[0] ** 0.5
+    elif kind == "bias":
+        values /= 4
+    elif kind == "table":
+        values /= 8
+    return values.astype(dtype)
