@@ -36,14 +36,14 @@ class TileSizes:
 # B200 (benchmarks/gpu_kernels.py): no register is spilled, and shared memory is below an L4's 99 KB. Not yet measured.
 #
 # Decode lives on bytes under way: 4.8 TB/s times a latency of some 0.8 us are 4 MB, 30 KB for each of 132
-# multiprocessors. In bfloat16 a turn reads 32 KB, two are under way in each program (70 KB), and three programs fit a
+# multiprocessors. A turn reads 32 KB, two are under way in each program (70 KB), and three programs fit a
 # Hopper multiprocessor's 227 KB. Twice the warps where four would spill: at head_dim 256 with a soft cap, and in
 # float32, which is multiplied without tensor cores and holds both operands in registers.
 _DECODE = {
     (64, 2): TileSizes(rows=16, positions=128, num_warps=4, num_stages=3),
     (128, 2): TileSizes(rows=16, positions=64, num_warps=4, num_stages=3),
     (256, 2): TileSizes(rows=16, positions=32, num_warps=8, num_stages=3),
-    (64, 4): TileSizes(rows=16, positions=32, num_warps=8, num_stages=3),
+    (64, 4): TileSizes(rows=16, positions=64, num_warps=8, num_stages=3),
     (128, 4): TileSizes(rows=16, positions=32, num_warps=8, num_stages=3),
     (256, 4): TileSizes(rows=16, positions=16, num_warps=8, num_stages=3),
 }

@@ -40,6 +40,12 @@ class TestGPU(PagedAttentionSuite):
         scratch = make_problem(case, self.implementation).pool.spec.num_blocks
         check(make_problem(case, self.implementation, unread_block=scratch))
 
+    def test_nan_in_the_block_that_stands_in_for_none(self) -> None:
+        """Past the context the kernel takes block 0 for an address, and must not take what is in it."""
+        cases = [Case(((4, 1), (20, 1), (0, 1)), 1, 16, 2, 4, 64, "float32", seed=seed) for seed in range(9)]
+        problems = [make_problem(case, self.implementation) for case in cases]
+        check(next(problem for problem in problems if 0 not in problem.block_tables))
+
     def test_every_part_but_the_first_is_empty(self) -> None:
         case = Case(((100, 1), (3, 1)), 1, 16, 2, 4, 64, "float32", has_sinks=True, spare_columns=60)
         check(make_problem(case, self.implementation))
