@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+HEAD_DIMS = (64, 96, 128, 256)  # that the kernels take
+# What a running maximum begins with. Finite, so that a row without any key yet gives exp(-inf - LOWEST) = 0 and not
+# exp(-inf + inf) = NaN.
+LOWEST = -1e30
+
 
 @dataclass(frozen=True)
 class PoolSpec:

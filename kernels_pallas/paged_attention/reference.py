@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention.interface import PoolSpec, Variant
+from kernels_pallas.paged_attention.interface import LOWEST, PoolSpec, Variant
 
 # Positions read in one turn of the loop: enough for a matrix product, few enough to stay in cache.
 _POSITIONS_PER_TURN = 256
 # Of the numbers 1, 4, 8, 16, 64 the best or near it at every length measured; 64 take four times as long.
 _DECODE_TILES_AT_ONCE = 8
-# Finite, so that a row without any key yet gives exp(-inf - m) = 0 and not exp(-inf + inf) = NaN.
-_LOWEST = -1e30
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def _attend_tiles(
         return new_maximum, total, out * shrink[..., None] + update
 
     # A sink is a logit that is there before the first key.
-    start = _LOWEST if sinks is None else jnp.repeat(sinks, rows, axis=1)
+    start = LOWEST if sinks is None else jnp.repeat(sinks, rows, axis=1)
     state = (
         jnp.broadcast_to(jnp.asarray(start, jnp.float32), queries.shape[:3]),
         jnp.full(queries.shape[:3], 0 if sinks is None else 1, jnp.float32),

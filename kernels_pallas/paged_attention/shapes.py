@@ -16,8 +16,6 @@ class Shape:
     sinks: bool = False
 
 
-HEAD_DIMS = (64, 96, 128, 256)  # that the kernels take
-
 SHAPES = MappingProxyType(
     {
         "smollm2-135m": Shape(9, 3, 64),

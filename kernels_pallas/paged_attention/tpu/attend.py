@@ -10,14 +10,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention.interface import PoolSpec, Variant
-from kernels_pallas.paged_attention.shapes import HEAD_DIMS
+from kernels_pallas.paged_attention.interface import HEAD_DIMS, LOWEST, PoolSpec, Variant
 from kernels_pallas.paged_attention.tpu.head_groups import HeadGroup, from_groups, in_groups
 from kernels_pallas.paged_attention.tpu.kernel import paged_attention_kernel
 from kernels_pallas.paged_attention.tpu.plan import blocks_per_turn, num_cores
 
-# Finite, so that a row without any key yet gives exp(-inf - m) = 0 and not exp(-inf + inf) = NaN.
-_LOWEST = -1e30
 _DTYPES = ("float32", "bfloat16")
 
 
@@ -80,8 +77,8 @@ class TPU:
     ) -> Float[Array, "N Q H D"]:
         (pool,) = arrays
         group = HeadGroup.of(spec.head_dim)
-        num_tiles, rows, num_heads, head_dim = q.shape
-        cores = num_cores()
+        num_tiles, rows, num_heads, _ = q.shape
+        cores = min(num_cores(), num_tiles)
         padding = -num_tiles % cores
         q, block_tables = jnp.pad(q, ((0, padding),) + ((0, 0),) * 3), jnp.pad(block_tables, ((0, padding), (0, 0)))
         first_position, num_tokens = jnp.pad(first_position, (0, padding)), jnp.pad(num_tokens, (0, padding))
@@ -99,14 +96,13 @@ class TPU:
             out_dtype=q.dtype,
             interpret=self.interpret,
         )
-        return from_groups(out, spec.num_kv_heads, head_dim, rows, group)[:num_tiles]
+        return from_groups(out, spec.num_kv_heads, rows, group)[:num_tiles]
 
 
-def _start(sinks: Float[Array, " H"] | None, num_heads: int, head_groups: int, rows: int) -> Float[Array, "2 Hg R 1"]:
-    """The maximum and the sum that the softmax begins with: a sink is a logit that is there before the first key."""
-    maximum = jnp.full(num_heads, _LOWEST) if sinks is None else sinks.astype(jnp.float32)
-    start = jnp.stack([maximum, jnp.full(num_heads, 0.0 if sinks is None else 1.0)])
-    return jnp.repeat(start.reshape(2, head_groups, -1), rows, axis=2)[..., None]
+def _start(sinks: Float[Array, " H"] | None, num_heads: int, head_groups: int, rows: int) -> Float[Array, "Hg R 1"]:
+    """The maximum that each row's softmax begins with."""
+    maximum = jnp.full(num_heads, LOWEST) if sinks is None else sinks.astype(jnp.float32)
+    return jnp.repeat(maximum.reshape(head_groups, -1), rows, axis=1)[..., None]
 
 
 def _next_used(num_tokens: Int[Array, " N"], cores: int) -> Int[Array, " N+cores"]:
@@ -118,12 +114,12 @@ def _next_used(num_tokens: Int[Array, " N"], cores: int) -> Int[Array, " N+cores
 
 
 def _attend(
-    q: Float[Array, "N Hg R L"],
+    q: Float[Array, "N Hg R moved"],
     pool: Float[Array, "blocks block_size lanes"],
     block_tables: Int[Array, "N M"],
     first_position: Int[Array, " N"],
     num_tokens: Int[Array, " N"],
-    start: Float[Array, "2 Hg R 1"],
+    start: Float[Array, "Hg R 1"],
     *,
     group: HeadGroup,
     query_rows: int,
@@ -131,11 +127,10 @@ def _attend(
     cores: int,
     out_dtype: np.dtype,
     interpret: bool,
-) -> Float[Array, "N Hg R L"]:
+) -> Float[Array, "N Hg R moved"]:
     n, heads, rows, _ = q.shape
     _, block_size, lanes = pool.shape
-    blocks = blocks_per_turn(block_size, lanes, pool.dtype)
-    out_lanes = group.value.stop - group.value.start
+    blocks = blocks_per_turn(block_size, lanes, pool.dtype, rows)
 
     def tile(core: Array, i: Array, *_: Array) -> Array:
         return i * cores + core
@@ -149,7 +144,7 @@ def _attend(
     table = (None, 1, block_tables.shape[1])
     return pl.pallas_call(
         partial(paged_attention_kernel, group=group, query_rows=query_rows, variant=variant, cores=cores),
-        out_shape=jax.ShapeDtypeStruct((n, heads, rows, out_lanes), out_dtype),
+        out_shape=jax.ShapeDtypeStruct(q.shape, out_dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(cores, n // cores),
@@ -157,14 +152,14 @@ def _attend(
                 pl.BlockSpec(table, own, memory_space=pltpu.SMEM),
                 pl.BlockSpec(table, following, memory_space=pltpu.SMEM),
                 pl.BlockSpec((None, *q.shape[1:]), lambda *at: (*own(*at), 0)),
-                pl.BlockSpec(start.shape, lambda *at: (0, 0, 0, 0)),
+                pl.BlockSpec(start.shape, lambda *at: (0, 0, 0), pipeline_mode=pl.Buffered(1)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=pl.BlockSpec((None, heads, rows, out_lanes), lambda *at: (*own(*at), 0)),
+            out_specs=pl.BlockSpec((None, *q.shape[1:]), lambda *at: (*own(*at), 0)),
             scratch_shapes=[
                 pltpu.VMEM((2, blocks, block_size, lanes), pool.dtype),
                 pltpu.VMEM((2, heads, rows, 1), jnp.float32),
-                pltpu.VMEM((heads, rows, out_lanes), jnp.float32),
+                pltpu.VMEM((heads, rows, group.value.stop - group.value.start), jnp.float32),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],
@@ -174,7 +169,7 @@ def _attend(
             # They cost as many instructions as the start of a copy; the interpreter checks the bounds in the tests.
             disable_bounds_checks=True,
         ),
-        cost_estimate=_cost(q, pool, block_tables.shape[1], variant, group, query_rows, out_lanes, out_dtype),
+        cost_estimate=_cost(q, pool, block_tables.shape[1], variant, group, query_rows, out_dtype),
         interpret=interpret,
         name="paged_attention",
     )(
@@ -196,20 +191,18 @@ def _cost(
     variant: Variant,
     group: HeadGroup,
     query_rows: int,
-    out_lanes: int,
     out_dtype: np.dtype,
 ) -> pl.CostEstimate:
     """What XLA schedules by: every table full, each block read once, queries and results moved once."""
-    n, heads, rows, key_lanes = q.shape
+    n, heads, rows, _ = q.shape
     _, block_size, lanes = pool.shape
     blocks = table_width
     if variant.sliding_window is not None:
         blocks = min(blocks, (variant.sliding_window + query_rows - 2) // block_size + 2)
     logits = n * heads * rows * blocks * block_size
     block_bytes = block_size * lanes * pool.dtype.itemsize
-    out_bytes = n * heads * rows * out_lanes * out_dtype.itemsize
     return pl.CostEstimate(
-        flops=2 * logits * (key_lanes + out_lanes),
+        flops=4 * logits * (group.key.stop - group.key.start),
         transcendentals=logits * (1 if variant.logits_soft_cap is None else 2),
-        bytes_accessed=n * blocks * block_bytes + q.size * q.dtype.itemsize + out_bytes,
+        bytes_accessed=n * blocks * block_bytes + q.size * (q.dtype.itemsize + out_dtype.itemsize),
     )

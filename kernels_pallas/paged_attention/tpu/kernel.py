@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.paged_attention.interface import Variant
+from kernels_pallas.paged_attention.interface import LOWEST, Variant
 from kernels_pallas.paged_attention.tpu.head_groups import HeadGroup
 
 Ref = Any  # jax does not name the type of a kernel's arguments
@@ -23,11 +23,11 @@ def paged_attention_kernel(
     # inputs
     table: Ref,  # [1, M], in SMEM
     next_table: Ref,  # [1, M]: that of the next tile with tokens
-    q: Ref,  # [head groups, R, key lanes]
-    start: Ref,  # [2, head groups, R, 1]
+    q: Ref,  # [head groups, R, moved lanes]
+    start: Ref,  # [head groups, R, 1]: a sink, or LOWEST
     pool: Ref,  # [blocks, block_size, lanes], in HBM
     # output
-    out: Ref,  # [head groups, R, value lanes]
+    out: Ref,  # [head groups, R, moved lanes]
     # scratch
     buffers: Ref,  # [2, blocks of a turn, block_size, lanes]
     softmax: Ref,  # [2, head groups, R, 1]: maximum and sum so far
@@ -79,7 +79,9 @@ def paged_attention_kernel(
         fetch(table, tile, 0, jnp.int32(0))
 
     buffer_0 = first_buffer[0]
-    softmax[...] = start[...]
+    # A sink is a logit that is there before the first key.
+    softmax[0] = start[...]
+    softmax[1] = jnp.where(start[...] > LOWEST, 1.0, 0.0)
     acc[...] = jnp.zeros_like(acc)
     # Rows are tokens of one head after another; those past the last token see nothing.
     row = jax.lax.broadcasted_iota(jnp.int32, (q.shape[1], 1), 0) % query_rows
@@ -111,20 +113,20 @@ def paged_attention_kernel(
         for g in range(q.shape[0]):
             key = _lanes(buffers, buffer, g * group.lanes, group.key).astype(q.dtype)
             value = _lanes(buffers, buffer, g * group.lanes, group.value).astype(q.dtype) if group.is_split else key
-            _attend_to(key, value, visible, q, softmax, acc, g, variant)
+            _attend_to(key, value, visible, group.padded(q[g]), softmax, acc, g, variant)
 
     jax.lax.fori_loop(0, num_turns, turn, None)
     first_buffer[0] = (buffer_0 + num_turns) % 2
     total = softmax[1]
     live = (row < num_tokens[tile])[None]
-    out[...] = jnp.where(live, acc[...] / jnp.where(total > 0, total, 1), 0).astype(out.dtype)
+    out[...] = jnp.where(live, group.cut(acc[...]) / jnp.where(total > 0, total, 1), 0).astype(out.dtype)
 
 
 def _attend_to(
     key: Float[Array, "S key_lanes"],
     value: Float[Array, "S value_lanes"],
     visible: Bool[Array, "R S"],
-    q: Ref,
+    q: Float[Array, "R key_lanes"],
     softmax: Ref,
     acc: Ref,
     g: int,
@@ -134,7 +136,7 @@ def _attend_to(
     # By default the matrix unit rounds float32 to bfloat16.
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     products = jax.lax.dot_general(
-        q[g], key, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+        q, key, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
     )
     logits = jnp.where(visible, variant.logits(products), -jnp.inf)
     maximum = jnp.maximum(softmax[0, g], logits.max(axis=1, keepdims=True))

@@ -5,8 +5,9 @@ Little's law these must be bandwidth x latency bytes. Bandwidth is the chip's, f
 1,640 GB/s, v5p 1,230 GB/s for each of two cores). The latency, 2 us with the start of the copies, is an assumption: it
 has not been measured for lack of a TPU. What the compiler says of a turn's instructions against its bytes: docs/tpu.md.
 
-Turns are whole multiples of 128 positions, the lanes of a register, in which the logits lie. 4 MiB a buffer leave two
-thirds of the 16 MiB of VMEM that a kernel may use by default to queries, accumulators and logits.
+Turns are whole multiples of 128 positions, the lanes of a register, in which the logits lie. A kernel has 16 MiB of
+VMEM by default: a buffer takes 4 of them at most, and the logits of one head group half of one, since softmax makes a
+few more arrays of their size. That bounds the turns of wide prefill tiles, which live on products and not on bytes.
 """
 
 import numpy as np
@@ -15,15 +16,20 @@ from jax.experimental.pallas import tpu as pltpu
 _LATENCY_SECONDS = 2e-6
 _LANES = 128
 _MOST_BUFFER_BYTES = 4 * 2**20
+_MOST_LOGITS_BYTES = 2**19
 
 
-def blocks_per_turn(block_size: int, lanes: int, dtype: np.dtype) -> int:
-    """How many blocks of `[block_size, lanes]` a turn reads: at least 128 positions, at least one block."""
+def blocks_per_turn(block_size: int, lanes: int, dtype: np.dtype, rows: int) -> int:
+    """How many blocks of `[block_size, lanes]` a turn reads for `rows` rows of a head group.
+
+    128 positions at least, and a whole block.
+    """
     chip = _chip()
     in_flight = chip.mem_bw_bytes_per_second * _LATENCY_SECONDS
     granule = max(block_size, _LANES)  # positions
     granule_bytes = granule * lanes * dtype.itemsize
-    granules = max(1, round(min(in_flight, _MOST_BUFFER_BYTES) / granule_bytes))
+    granules = round(min(in_flight, _MOST_BUFFER_BYTES) / granule_bytes)
+    granules = max(1, min(granules, _MOST_LOGITS_BYTES // (4 * rows * granule)))
     return -(-granules * granule // block_size)
 
 
