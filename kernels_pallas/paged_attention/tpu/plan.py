@@ -3,7 +3,7 @@
 A turn reads as many whole blocks as keep HBM busy: while a turn computes, the next one's copies are in flight, and by
 Little's law these must be bandwidth x latency bytes. Bandwidth is the chip's, from jax's own table (v5e 820 GB/s, v6e
 1,640 GB/s, v5p 1,230 GB/s for each of two cores). The latency, 2 us with the start of the copies, is an assumption: it
-has not been measured for lack of a TPU. What the compiler says of a turn's instructions against its bytes: docs/tpu.md.
+has not been measured for lack of a TPU.
 
 Turns are whole multiples of 128 positions, the lanes of a register, in which the logits lie. A kernel has 16 MiB of
 VMEM by default: a buffer takes 4 of them at most, and the logits of one head group half of one, since softmax makes a
