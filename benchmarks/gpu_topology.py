@@ -30,12 +30,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 @dataclass(frozen=True)
 class Chip:
-    """What decides a compiled program. shared_memory: bytes of a multiprocessor, and the most of one program in it."""
+    """What decides a compiled program. shared_memory: bytes of a multiprocessor, and the most of one program in it.
+    memory: bytes of HBM; XLA recomputes results where a program would need more."""
 
     kind: str
     compute_capability: tuple[int, int]
     multiprocessors: int
     shared_memory: tuple[int, int]
+    memory: int
     bytes_per_second: float
 
     @property
@@ -52,17 +54,17 @@ class Chip:
               threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
               block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
               memory_bandwidth: {self.bytes_per_second:.0f} l2_cache_size: 52428800 clock_rate_ghz: 1.7
-              device_memory_size: 24000000000
+              device_memory_size: {self.memory}
             }}"""
 
 
 # Shared memory per compute capability: CUDA C++ Programming Guide, table of technical specifications.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
-        "H100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, (233472, 232448), 3.35e12),
-        "A100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, (167936, 166912), 2.04e12),
-        "L4": Chip("NVIDIA L4", (8, 9), 58, (102400, 101376), 0.3e12),
-        "B200": Chip("NVIDIA B200", (10, 0), 148, (233472, 232448), 8e12),
+        "H100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, (233472, 232448), 80 * 10**9, 3.35e12),
+        "A100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, (167936, 166912), 80 * 10**9, 2.04e12),
+        "L4": Chip("NVIDIA L4", (8, 9), 58, (102400, 101376), 24 * 10**9, 0.3e12),
+        "B200": Chip("NVIDIA B200", (10, 0), 148, (233472, 232448), 180 * 10**9, 8e12),
     }
 )
 
