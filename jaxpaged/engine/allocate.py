@@ -7,71 +7,66 @@ from jaxtyping import Array, Bool, Int32
 
 from jaxpaged.engine import block_pool
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.schedule import Schedule
-from jaxpaged.engine.state import RUNNING, WAITING, EngineState, Requests, Slots
+from jaxpaged.engine.schedule import Schedule, most_new_blocks
+from jaxpaged.engine.state import RUNNING, WAITING, EngineState, Requests
+from jaxpaged.engine.sums import exclusive_cumsum, pick
 
 
-def allocate(state: EngineState, schedule: Schedule, config: EngineConfig) -> EngineState:
-    """Slots and blocks as the schedule needs them, before the forward pass."""
-    state = release(state, schedule.row[::-1], schedule.preempted[::-1], WAITING)
-    requests, slots = state.requests, state.slots
-    slot = jnp.where(
-        schedule.admitted,
-        _lowest_free_slots(slots)[jnp.maximum(jnp.cumsum(schedule.admitted) - 1, 0)],
-        requests.slot[schedule.row],
-    )
-    pool, slots = _hand_out(state.block_pool, slots, slot, schedule)
-    return replace(state, requests=_admit(requests, schedule, slot), slots=slots, block_pool=pool)
+def allocate(
+    state: EngineState, schedule: Schedule, config: EngineConfig
+) -> tuple[EngineState, Schedule, Int32[Array, " B"]]:
+    """Slots and blocks as the schedule needs them, before the forward pass.
 
-
-def release(state: EngineState, row: Int32[Array, " S"], leaves: Bool[Array, " S"], status: int) -> EngineState:
-    """Take slot and blocks from the sequences that leave, in the order given, and set their status."""
-    requests, slots = state.requests, state.slots
-    no_slot = slots.num_blocks.shape[0]
-    slot = jnp.where(leaves, requests.slot[row], no_slot)
-    counts = slots.num_blocks.at[slot].get(mode="fill", fill_value=0)
-    tables = slots.block_table.at[slot].get(mode="clip")
-    pool = block_pool.release(state.block_pool, tables, counts)
-    row = jnp.where(leaves, row, requests.seq.shape[0])
+    Returns the state, the schedule with its requests as they are then, and the blocks handed out, in order.
+    """
+    before, admitted, new_blocks = schedule.requests, schedule.admitted, schedule.new_blocks
+    released = jnp.where(schedule.preempted, before.num_blocks, 0)
+    pool = block_pool.release(state.block_pool, state.block_tables, before.slot, released, last_first=True)
+    requests = leave(before, schedule.preempted, WAITING, config)
     requests = replace(
         requests,
-        status=requests.status.at[row].set(status, mode="drop"),
-        slot=requests.slot.at[row].set(no_slot, mode="drop"),
-        cached=requests.cached.at[row].set(0, mode="drop"),
+        status=jnp.where(admitted, RUNNING, requests.status),
+        slot=jnp.where(admitted, _lowest_free_slots(requests), requests.slot),
+        prefill_len=jnp.where(admitted, requests.total_len, requests.prefill_len),
+        num_blocks=requests.num_blocks + new_blocks,
     )
-    return replace(
-        state,
-        requests=requests,
-        slots=replace(slots, num_blocks=slots.num_blocks.at[slot].set(0, mode="drop")),
-        block_pool=pool,
-    )
+    pool, handed_out = block_pool.take(pool, jnp.sum(new_blocks), most_new_blocks(config))
+    tables = _append(state.block_tables, requests, new_blocks, handed_out)
+    return replace(state, block_tables=tables, block_pool=pool), replace(schedule, requests=requests), handed_out
 
 
-def _lowest_free_slots(slots: Slots) -> Int32[Array, " S"]:
-    """Free slots, lowest first; the rest of the list has no meaning."""
-    return jnp.nonzero(slots.num_blocks == 0, size=slots.num_blocks.shape[0], fill_value=0)[0].astype(jnp.int32)
-
-
-def _hand_out(
-    pool: block_pool.BlockPool, slots: Slots, slot: Int32[Array, " S"], schedule: Schedule
-) -> tuple[block_pool.BlockPool, Slots]:
-    """Give each candidate its new blocks. Decodes come before admissions: running ones are first in order."""
-    max_blocks = slots.block_table.shape[1]
-    pool, taken = block_pool.take(pool, schedule.new_blocks, max_blocks)
-    held = slots.num_blocks.at[slot].get(mode="fill", fill_value=0)
-    j = jnp.arange(max_blocks)
-    place = jnp.where(j < schedule.new_blocks[:, None], held[:, None] + j, max_blocks)
-    return pool, Slots(
-        block_table=slots.block_table.at[slot[:, None], place].set(taken, mode="drop"),
-        num_blocks=slots.num_blocks.at[slot].add(schedule.new_blocks, mode="drop"),
-    )
-
-
-def _admit(requests: Requests, schedule: Schedule, slot: Int32[Array, " S"]) -> Requests:
-    row = jnp.where(schedule.admitted, schedule.row, requests.seq.shape[0])
+def leave(requests: Requests, leaves: Bool[Array, " S"], status: int, config: EngineConfig) -> Requests:
+    """Those that leave have neither slot nor blocks, and nothing cached."""
     return replace(
         requests,
-        status=requests.status.at[row].set(RUNNING, mode="drop"),
-        slot=requests.slot.at[row].set(slot, mode="drop"),
-        prefill_len=requests.prefill_len.at[row].set(schedule.total_len, mode="drop"),
+        status=jnp.where(leaves, status, requests.status),
+        slot=jnp.where(leaves, config.max_num_seqs, requests.slot),
+        num_blocks=jnp.where(leaves, 0, requests.num_blocks),
+        cached=jnp.where(leaves, 0, requests.cached),
     )
+
+
+def _lowest_free_slots(requests: Requests) -> Int32[Array, " S"]:
+    """The first candidate that does not run gets the lowest slot that nobody has, and so on."""
+    slot = jnp.arange(requests.slot.shape[0])
+    free_up_to = slot + 1 - jnp.sum(requests.slot <= slot[:, None], axis=1)
+    num_running = jnp.sum(requests.status == RUNNING)
+    return jnp.sum(num_running + free_up_to <= slot[:, None], axis=1, dtype=jnp.int32)
+
+
+def _append(
+    block_tables: Int32[Array, "S M"],
+    requests: Requests,
+    new_blocks: Int32[Array, " S"],
+    handed_out: Int32[Array, " B"],
+) -> Int32[Array, "S M"]:
+    """Each candidate's new blocks at the end of its table. Decodes come before admissions: running ones are first."""
+    num_slots, max_blocks = block_tables.shape
+    first = exclusive_cumsum(new_blocks)
+    end_of_table = requests.slot * max_blocks + requests.num_blocks - new_blocks
+    i = jnp.arange(handed_out.shape[0])
+    its = (first <= i[:, None]) & (i[:, None] < first + new_blocks)
+    # Places of all tables are counted through; those behind the last one are nobody's.
+    nobodys = num_slots * max_blocks
+    place = i + nobodys + pick(its, end_of_table - first - nobodys)
+    return block_tables.at[place // max_blocks, place % max_blocks].set(handed_out, mode="drop")

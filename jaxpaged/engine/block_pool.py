@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+from jaxpaged.engine.sums import cumsum, exclusive_cumsum
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -22,26 +24,34 @@ def init_block_pool(num_blocks: int) -> BlockPool:
     return BlockPool(jnp.arange(num_blocks, dtype=jnp.int32), jnp.int32(0), jnp.int32(num_blocks))
 
 
-def exclusive_cumsum(counts: Int32[Array, " S"]) -> Int32[Array, " S"]:
-    return jnp.cumsum(counts) - counts
+def take(pool: BlockPool, count: Int32[Array, ""], most: int) -> tuple[BlockPool, Int32[Array, " most"]]:
+    """Hand out `count` blocks: the first so many entries of what is returned. They must be free."""
+    size = pool.free.shape[0]
+    place = (pool.front + jnp.arange(most)) % size
+    taken = pool.free.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return BlockPool(pool.free, (pool.front + count) % size, pool.num_free - count), taken
 
 
-def take(pool: BlockPool, counts: Int32[Array, " S"], max_blocks: int) -> tuple[BlockPool, Int32[Array, "S M"]]:
-    """Hand out `counts[s]` blocks to each row, in order of the rows. Entry `[s, j]` is row s's j-th, for j < counts[s].
+def release(
+    pool: BlockPool,
+    block_tables: Int32[Array, "S M"],
+    slot: Int32[Array, " S"],
+    counts: Int32[Array, " S"],
+    *,
+    last_first: bool,
+) -> BlockPool:
+    """Give back the first `counts[i]` blocks of slot `slot[i]`'s table for each i, each one's last block first.
 
-    The caller has made sure that the sum of `counts` is free.
+    In order of i, or against it (`last_first`).
     """
-    place = pool.front + exclusive_cumsum(counts)[:, None] + jnp.arange(max_blocks)
-    size = pool.free.shape[0]
-    taken = jnp.sum(counts)
-    return BlockPool(pool.free, (pool.front + taken) % size, pool.num_free - taken), pool.free[place % size]
+    size, total = pool.free.shape[0], jnp.sum(counts)
 
+    def give_back() -> Int32[Array, " N"]:
+        before = total - cumsum(counts) if last_first else exclusive_cumsum(counts)
+        j = jnp.arange(block_tables.shape[1])
+        place = pool.front + pool.num_free + before[:, None] + counts[:, None] - 1 - j
+        place = jnp.where(j < counts[:, None], place % size, size)
+        return pool.free.at[place].set(block_tables.at[slot].get(mode="clip"), mode="drop")
 
-def release(pool: BlockPool, block_tables: Int32[Array, "S M"], counts: Int32[Array, " S"]) -> BlockPool:
-    """Give back the first `counts[s]` blocks of each row, in order of the rows, each row's last block first."""
-    size = pool.free.shape[0]
-    j = jnp.arange(block_tables.shape[1])
-    place = pool.front + pool.num_free + exclusive_cumsum(counts)[:, None] + counts[:, None] - 1 - j
-    place = jnp.where(j < counts[:, None], place % size, size)
-    free = pool.free.at[place].set(block_tables, mode="drop", unique_indices=False)
-    return BlockPool(free, pool.front, pool.num_free + jnp.sum(counts))
+    free = jax.lax.cond(total > 0, give_back, lambda: pool.free)
+    return BlockPool(free, pool.front, pool.num_free + total)

@@ -5,30 +5,32 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from jaxpaged.engine.allocate import release
+from jaxpaged.engine import block_pool
+from jaxpaged.engine.allocate import leave
+from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import LENGTH, NOT_FINISHED, STOP
 from jaxpaged.engine.sample import samples
 from jaxpaged.engine.schedule import Schedule
 from jaxpaged.engine.state import EMPTY, EngineState
 
 
-def commit(state: EngineState, schedule: Schedule, token: Int32[Array, " S"]) -> tuple[EngineState, Int32[Array, " S"]]:
+def commit(
+    state: EngineState, schedule: Schedule, token: Int32[Array, " S"], config: EngineConfig
+) -> tuple[EngineState, Int32[Array, " S"]]:
     """Enter `token` for the candidates that sample. Returns the state, and why those that finished did."""
-    requests, row = state.requests, schedule.row
+    table, before = state.requests, schedule.requests
     sampled = samples(schedule)
-    total_len = schedule.total_len + sampled
-    stops = sampled & jnp.any(token[:, None] == requests.stop_ids[row], axis=1)
-    is_full = sampled & (total_len >= requests.max_total_len[row])
+    total_len = before.total_len + sampled
+    stop_ids = table.stop_ids.at[schedule.row].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    stops = sampled & jnp.any(token[:, None] == stop_ids, axis=1)
+    is_full = sampled & (total_len >= before.max_total_len)
     finish = jnp.where(stops, STOP, jnp.where(is_full, LENGTH, NOT_FINISHED))
+    finished = finish != NOT_FINISHED
 
-    # Only rows that ran are written: a preempted one keeps what `allocate` has set.
-    ran = jnp.where(schedule.scheduled > 0, row, requests.seq.shape[0])
-    end = jnp.where(sampled, schedule.total_len, requests.tokens.shape[1])
-    requests = replace(
-        requests,
-        cached=requests.cached.at[ran].set(schedule.cached + schedule.scheduled, mode="drop"),
-        total_len=requests.total_len.at[ran].set(total_len, mode="drop"),
-        tokens=requests.tokens.at[ran, end].set(token, mode="drop"),
-    )
-    state = release(replace(state, requests=requests), row, finish != NOT_FINISHED, EMPTY)
-    return state, finish
+    released = jnp.where(finished, before.num_blocks, 0)
+    pool = block_pool.release(state.block_pool, state.block_tables, before.slot, released, last_first=False)
+    after = replace(before, cached=before.cached + schedule.scheduled, total_len=total_len)
+    table = table.write(schedule.row, leave(after, finished, EMPTY, config))
+    end = jnp.where(sampled, before.total_len, config.max_model_len)
+    table = replace(table, tokens=table.tokens.at[schedule.row, end].set(token, mode="drop"))
+    return replace(state, requests=table, block_pool=pool), finish

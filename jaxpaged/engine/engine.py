@@ -261,5 +261,5 @@ def _enqueue(state: EngineState, new: NewRequests, config: EngineConfig) -> Engi
 
 
 def _reset(state: EngineState, config: EngineConfig) -> EngineState:
-    requests, slots, block_pool = init_scheduler(config)
-    return replace(state, requests=requests, slots=slots, block_pool=block_pool)
+    requests, block_tables, block_pool = init_scheduler(config)
+    return replace(state, requests=requests, block_tables=block_tables, block_pool=block_pool)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jaxpaged.engine.block_pool import exclusive_cumsum
 from jaxpaged.engine.config import Bucket, EngineConfig
 from jaxpaged.engine.schedule import Schedule
 from jaxpaged.engine.state import EngineState
+from jaxpaged.engine.sums import cumsum
 from jaxpaged.engine.tiles import Tiles, cut_in_tiles, pack_rows, pick_bucket
 from kernels_pallas.paged_attention import KVPool, paged_attention, write_kv
 
@@ -44,13 +44,12 @@ def _forward_bucket(
         list(state.kv), cut_in_tiles(schedule, bucket, config.tile_q), tables, block, rows.position % config.block_size
     )
     hidden = model(tokens, rows.position, attend)
-    last_row = exclusive_cumsum(schedule.scheduled) + schedule.scheduled - 1
+    last_row = cumsum(schedule.scheduled) - 1
     return tuple(attend.kv), hidden.at[last_row].get(mode="clip")
 
 
 def _block_tables(state: EngineState, schedule: Schedule, config: EngineConfig) -> Int32[Array, "S M"]:
-    slot = state.requests.slot[schedule.row]
-    return state.slots.block_table.at[slot].get(mode="fill", fill_value=config.scratch_block)
+    return state.block_tables.at[schedule.requests.slot].get(mode="fill", fill_value=config.scratch_block)
 
 
 @dataclass

@@ -23,7 +23,7 @@ def run_loop(
 
     def goes_on(carry: tuple[EngineState, Events]) -> Array:
         state, events = carry
-        has_work = jnp.any(state.requests.status != EMPTY)
+        has_work = jnp.any(state.requests.columns.status != EMPTY)
         return has_work & (events.num_steps < max_steps) & has_room(events, config)
 
     def body(carry: tuple[EngineState, Events]) -> tuple[EngineState, Events]:

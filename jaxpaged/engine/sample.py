@@ -9,46 +9,48 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.schedule import Schedule
-from jaxpaged.engine.state import Requests
+from jaxpaged.engine.sums import cumsum, pick
 
 Head = Callable[[Float[Array, "N hidden"]], Float[Array, "N V"]]
 
 
 def samples(schedule: Schedule) -> Bool[Array, " S"]:
     """Which candidates produce a token in this step."""
-    return (schedule.scheduled > 0) & (schedule.cached + schedule.scheduled == schedule.total_len)
+    requests, scheduled = schedule.requests, schedule.scheduled
+    return (scheduled > 0) & (requests.cached + scheduled == requests.total_len)
 
 
 def sample(
-    head: Head, hidden: Float[Array, "S hidden"], requests: Requests, schedule: Schedule, config: EngineConfig
+    head: Head, hidden: Float[Array, "S hidden"], schedule: Schedule, config: EngineConfig
 ) -> Int32[Array, " S"]:
     """The next token of each candidate that samples; the others' entries have no meaning.
 
     The head, the widest matrix of a small model, runs on these rows alone, in the smallest bucket of rows.
     """
-    num_candidates = schedule.row.shape[0]
-    (chosen,) = jnp.nonzero(samples(schedule), size=num_candidates, fill_value=num_candidates)
+    requests, sampled = schedule.requests, samples(schedule)
+    place = jnp.where(sampled, cumsum(sampled) - 1, -1)
 
     def sample_front(num_rows: int) -> Int32[Array, " S"]:
-        candidate = chosen[:num_rows]
-        row = schedule.row.at[candidate].get(mode="fill", fill_value=0)
+        at = place == jnp.arange(num_rows)[:, None]
+        front = jax.tree.map(partial(pick, at), requests)
+        candidate = pick(at, jnp.arange(place.shape[0]))
         token = next_token(
-            head(hidden.at[candidate].get(mode="fill", fill_value=0)),
-            jnp.where(candidate < num_candidates, requests.temperature[row], 0),
-            requests.seed[row],
-            requests.total_len[row] - requests.prompt_len[row],
+            head(hidden.at[candidate].get(mode="promise_in_bounds", wrap_negative_indices=False)),
+            front.temperature_bits.view(jnp.float32),
+            front.seed_bits,
+            front.total_len - front.prompt_len,
         )
-        return jnp.zeros(num_candidates, jnp.int32).at[candidate].set(token, mode="drop")
+        return pick(at.T, token)
 
     levels = config.row_levels
-    bucket = jnp.sum(jnp.sum(samples(schedule)) > jnp.array(levels[:-1], jnp.int32))
+    bucket = jnp.sum(jnp.sum(sampled) > jnp.array(levels[:-1], jnp.int32))
     return jax.lax.switch(bucket, [partial(sample_front, level) for level in levels])
 
 
 def next_token(
     logits: Float[Array, "N V"],
     temperature: Float[Array, " N"],
-    seed: UInt32[Array, " N"],
+    seed: UInt32[Array, " N"] | Int32[Array, " N"],
     output_position: Int32[Array, " N"],
 ) -> Int32[Array, " N"]:
     """The most likely token where the temperature is 0, else one drawn from softmax(logits / temperature).

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from jaxpaged.engine.block_pool import exclusive_cumsum
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.state import EMPTY, RUNNING, WAITING, EngineState
+from jaxpaged.engine.state import EMPTY, RUNNING, WAITING, EngineState, Requests
+from jaxpaged.engine.sums import cumsum, cumsums
 
 # Why the first waiting request was not admitted.
 NOBODY_WAITS, NO_SLOTS, NO_BLOCKS, NO_TOKENS = 0, 1, 2, 3
@@ -20,12 +20,16 @@ NOBODY_WAITS, NO_SLOTS, NO_BLOCKS, NO_TOKENS = 0, 1, 2, 3
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Wait:
-    """The first request that stays in the queue, and what it lacks: it needs `needs` of what `free` are free of."""
+    """The first request that stays in the queue, and what it lacks: it needs `needs` of what `free` are free of.
 
-    seq: Int32[Array, ""]
-    reason: Int32[Array, ""]
-    needs: Int32[Array, ""]
-    free: Int32[Array, ""]
+    free_blocks: those after all that this step hands out.
+    """
+
+    seq: Int32[Array, " *N"]
+    reason: Int32[Array, " *N"]
+    needs: Int32[Array, " *N"]
+    free: Int32[Array, " *N"]
+    free_blocks: Int32[Array, " *N"]
 
 
 @jax.tree_util.register_dataclass
@@ -33,14 +37,13 @@ class Wait:
 class Schedule:
     """One step's decisions for its S candidates: the running sequences in order, then the first waiting ones.
 
-    row: the candidate's row in the request table. scheduled: tokens it consumes in this step; 0 if it does not run.
-    decodes: whether it decodes (else it prefills). new_blocks: blocks it is handed. cached, total_len: before the step.
+    row: the candidate's row in the request table. requests: as they are at the moment; `commit` writes them back.
+    scheduled: tokens it consumes in this step; 0 if it does not run. decodes: whether it decodes (else it prefills).
+    new_blocks: blocks it is handed.
     """
 
     row: Int32[Array, " S"]
-    seq: Int32[Array, " S"]
-    cached: Int32[Array, " S"]
-    total_len: Int32[Array, " S"]
+    requests: Requests
     scheduled: Int32[Array, " S"]
     decodes: Bool[Array, " S"]
     admitted: Bool[Array, " S"]
@@ -55,6 +58,7 @@ class _Decodes:
     scheduled: Bool[Array, " S"]
     preempted: Bool[Array, " S"]
     new_blocks: Int32[Array, " S"]
+    released: Int32[Array, ""]
 
 
 @jax.tree_util.register_dataclass
@@ -65,67 +69,66 @@ class _Prefills:
 
 
 def make_schedule(state: EngineState, config: EngineConfig) -> Schedule:
-    requests, slots, free_blocks = state.requests, state.slots, state.block_pool.num_free
+    free_blocks = state.block_pool.num_free
     num_slots, budget = config.max_num_seqs, jnp.int32(config.max_num_batched_tokens)
 
-    in_order = _queue_order(requests.status, requests.seq)
+    in_order = _queue_order(state.requests.columns)
     row = in_order[:num_slots]
-    status = requests.status[row]
-    running, waiting = status == RUNNING, status == WAITING
-    cached, total_len = requests.cached[row], requests.total_len[row]
-    prefills = running & (cached < requests.prefill_len[row])
-    held = jnp.where(running, slots.num_blocks.at[requests.slot[row]].get(mode="fill", fill_value=0), 0)
-    need = config.blocks_for(total_len)
+    requests = state.requests[row]
+    running, waiting = requests.status == RUNNING, requests.status == WAITING
+    prefills = running & (requests.cached < requests.prefill_len)
+    held, need = requests.num_blocks, config.blocks_for(requests.total_len)
+
+    chosen = running & ~prefills
+    if num_slots > config.max_num_batched_tokens:  # else there is a token for every decode
+        chosen &= cumsum(chosen) <= budget
+    grows_by = jnp.where(chosen, need - held, 0)
+    wants = jnp.where(prefills | waiting, requests.total_len - requests.cached, 0)
+    # Whom a decision leaves out stands behind all whom it takes, so these sums hold before anything is decided.
+    blocks_run, blocks_admit, tokens = cumsums(held + grows_by, jnp.where(waiting, need, 0), wants)
 
     def plan_decodes() -> _Decodes:
-        decodes = running & ~prefills
-        chosen = decodes & (jnp.cumsum(decodes) <= budget)
-        new_blocks = jnp.where(chosen, need - held, 0)
         # Keeping the first m running sequences works if what they need is free once all the others have released.
-        # That is monotone in m, so counting the sequences that can be kept finds the largest m.
-        free_if_last = free_blocks + jnp.sum(held) - jnp.cumsum(held)
-        kept = running & (jnp.cumsum(new_blocks) <= free_if_last)
-        return _Decodes(chosen & kept, running & ~kept, jnp.where(kept, new_blocks, 0))
+        # That is monotone in m, so the sequences that can be kept are those up to the largest m.
+        kept = running & (blocks_run <= free_blocks + jnp.sum(held))
+        preempted = running & ~kept
+        released = jnp.sum(jnp.where(preempted, held, 0))
+        return _Decodes(chosen & kept, preempted, jnp.where(kept, grows_by, 0), released)
 
-    def plan_prefills(budget: Array, free_blocks: Array, may_admit: Array, stays: Array) -> _Prefills:
-        wants = jnp.where((prefills & stays) | waiting, total_len - cached, 0)
-        budget_left = jnp.maximum(budget - exclusive_cumsum(wants), 0)
-        blocks_fit = jnp.cumsum(jnp.where(waiting, need, 0)) <= free_blocks
-        # A free slot is certain: candidates are as many as slots, and the running ones come first.
-        fits = ~waiting | (blocks_fit & (budget_left > 0) & may_admit)
-        admitted = waiting & jnp.cumprod(fits).astype(bool)
-        return _Prefills(jnp.where(~waiting | admitted, jnp.minimum(wants, budget_left), 0), admitted)
+    def plan_prefills(budget: Array, free_blocks: Array, may_admit: Array, preempted: Array) -> _Prefills:
+        budget_left = jnp.maximum(budget - (tokens - wants), 0)
+        # A free slot is certain: candidates are as many as slots, and the running ones come first. Both sums only
+        # grow, so behind the first that does not fit nobody does.
+        admitted = waiting & may_admit & (blocks_admit <= free_blocks) & (budget_left > 0)
+        takes_part = (running & ~preempted) | admitted
+        return _Prefills(jnp.where(takes_part, jnp.minimum(wants, budget_left), 0), admitted)
 
     decodes = plan_decodes()
     if config.schedule == "prefill_first":
-        prefill = plan_prefills(budget, free_blocks, jnp.bool_(True), running)
+        prefill = plan_prefills(budget, free_blocks, jnp.bool_(True), jnp.zeros_like(running))
         decodes = jax.tree.map(lambda x: jnp.where(jnp.any(prefill.scheduled > 0), jnp.zeros_like(x), x), decodes)
     else:
         prefill = plan_prefills(
             budget - jnp.sum(decodes.scheduled),
             free_blocks - jnp.sum(decodes.new_blocks),
-            ~jnp.any(decodes.preempted),
-            running & ~decodes.preempted,
+            decodes.released == 0,
+            decodes.preempted,
         )
 
     scheduled = decodes.scheduled + prefill.scheduled
     new_blocks = decodes.new_blocks + jnp.where(prefill.admitted, need, 0)
-    released = jnp.sum(jnp.where(decodes.preempted, held, 0))
     holds_slot = (running & ~decodes.preempted) | prefill.admitted
     wait = _first_wait(
-        state,
         # The queue behind the running sequences that stay; a preempted one stands at its front.
-        jnp.take(in_order, jnp.sum(holds_slot), mode="clip"),
+        state.requests[in_order.at[jnp.sum(holds_slot)].get(mode="promise_in_bounds")],
         free_slots=num_slots - jnp.sum(holds_slot),
-        free_blocks=free_blocks + released - jnp.sum(new_blocks),
+        free_blocks=free_blocks + decodes.released - jnp.sum(new_blocks),
         free_tokens=budget - jnp.sum(scheduled),
         config=config,
     )
     return Schedule(
         row=row,
-        seq=requests.seq[row],
-        cached=cached,
-        total_len=total_len,
+        requests=requests,
         scheduled=scheduled,
         decodes=decodes.scheduled,
         admitted=prefill.admitted,
@@ -135,28 +138,35 @@ def make_schedule(state: EngineState, config: EngineConfig) -> Schedule:
     )
 
 
-def _queue_order(status: Int32[Array, " R"], seq: Int32[Array, " R"]) -> Int32[Array, " R"]:
+def _queue_order(requests: Requests) -> Int32[Array, " R"]:
     """Rows in order: running, then waiting, then empty ones; each by ID."""
-    place = jnp.where(status == RUNNING, 0, jnp.where(status == WAITING, 1, 2))
-    rows = jnp.arange(status.shape[0], dtype=jnp.int32)
-    _, _, in_order = jax.lax.sort((place, seq, rows), num_keys=2)
+    rows = jnp.arange(requests.seq.shape[0], dtype=jnp.int32)
+    _, _, in_order = jax.lax.sort((-requests.status, requests.seq, rows), num_keys=2)
     return in_order
 
 
 def _first_wait(
-    state: EngineState, row: Array, free_slots: Array, free_blocks: Array, free_tokens: Array, config: EngineConfig
+    first: Requests, free_slots: Array, free_blocks: Array, free_tokens: Array, config: EngineConfig
 ) -> Wait:
-    requests = state.requests
-    total_len = requests.total_len[row]
-    need = config.blocks_for(total_len)
+    need = config.blocks_for(first.total_len)
     # In this order; the last line holds when all others failed.
-    reason, needs, free = jnp.int32(NO_TOKENS), total_len, free_tokens
+    reason, needs, free = jnp.int32(NO_TOKENS), first.total_len, free_tokens
     for lacks, code, its_needs, its_free in (
         (need > free_blocks, NO_BLOCKS, need, free_blocks),
         (free_slots < 1, NO_SLOTS, jnp.int32(1), free_slots),
-        (requests.status[row] == EMPTY, NOBODY_WAITS, jnp.int32(0), jnp.int32(0)),
+        (first.status == EMPTY, NOBODY_WAITS, jnp.int32(0), jnp.int32(0)),
     ):
         reason = jnp.where(lacks, code, reason)
         needs = jnp.where(lacks, its_needs, needs)
         free = jnp.where(lacks, its_free, free)
-    return Wait(requests.seq[row], reason, needs, free)
+    return Wait(first.seq, reason, needs, free, free_blocks)
+
+
+def most_new_blocks(config: EngineConfig) -> int:
+    """The most blocks that one step hands out, by the rules.
+
+    One for a decode. An admitted sequence gets all it needs at once, but only the last of them can need more than the
+    budget pays for; what the others need is the budget's tokens in blocks, each part full at most once.
+    """
+    budget = config.max_num_batched_tokens // config.block_size
+    return min(config.num_blocks, config.max_num_seqs + budget + config.max_blocks)

@@ -3,59 +3,77 @@
 Axes: R rows of the request table, S slots, M blocks of a table, L = max_model_len, K stop ids, N blocks of the pool.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32, UInt32
+from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxpaged.engine.block_pool import BlockPool, init_block_pool
+from jaxpaged.engine.columns import num_columns, pack, unpack
 from jaxpaged.engine.config import EngineConfig
 from kernels_pallas.paged_attention import KVPool, init_kv_pool
 
-EMPTY, WAITING, RUNNING = 0, 1, 2
+EMPTY, WAITING, RUNNING = 0, 1, 2  # the running ones stand first in the queue's order, the empty rows last
 NO_TOKEN = -1  # fills unused stop ids; no sampled token equals it
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Requests:
-    """The request table: one row for each request that is waiting or running. Lengths are in tokens.
+    """Requests that wait or run, as columns. Lengths are in tokens.
 
     status: EMPTY, WAITING or RUNNING. seq: the request's ID, which is also its place in the queue's order.
+    slot: S, the number of slots, while it has none. num_blocks: those in its slot's block table.
     cached: tokens consumed as input. prefill_len: total_len at admission; below it the sequence prefills.
-    max_total_len: total_len at which it finishes. slot: its slot; S, the number of slots, while it has none.
+    max_total_len: total_len at which it finishes. temperature_bits, seed_bits: of a float32 and a uint32.
     """
 
-    seq: Int32[Array, " R"]
-    status: Int32[Array, " R"]
-    slot: Int32[Array, " R"]
-    tokens: Int32[Array, "R L"]
-    prompt_len: Int32[Array, " R"]
-    total_len: Int32[Array, " R"]
-    cached: Int32[Array, " R"]
-    prefill_len: Int32[Array, " R"]
-    max_total_len: Int32[Array, " R"]
-    stop_ids: Int32[Array, "R K"]
-    temperature: Float[Array, " R"]
-    seed: UInt32[Array, " R"]
+    seq: Int32[Array, " *N"]
+    status: Int32[Array, " *N"]
+    slot: Int32[Array, " *N"]
+    num_blocks: Int32[Array, " *N"]
+    prompt_len: Int32[Array, " *N"]
+    total_len: Int32[Array, " *N"]
+    cached: Int32[Array, " *N"]
+    prefill_len: Int32[Array, " *N"]
+    max_total_len: Int32[Array, " *N"]
+    temperature_bits: Int32[Array, " *N"]
+    seed_bits: Int32[Array, " *N"]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Slots:
-    """What a running sequence holds: its blocks, in order of position. A slot with no block is free."""
+class RequestTable:
+    """One row for each request that is waiting or running. rows: the columns of `Requests`, packed."""
 
-    block_table: Int32[Array, "S M"]
-    num_blocks: Int32[Array, " S"]
+    rows: Int32[Array, "R C"]
+    tokens: Int32[Array, "R L"]
+    stop_ids: Int32[Array, "R K"]
+
+    @property
+    def columns(self) -> Requests:
+        """Of all rows."""
+        return unpack(Requests, self.rows, axis=-1)
+
+    def __getitem__(self, row: Int32[Array, " *N"]) -> Requests:
+        """The requests in these rows, all of which exist."""
+        return unpack(Requests, self.rows.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False), axis=-1)
+
+    def write(self, row: Int32[Array, " N"], requests: Requests) -> "RequestTable":
+        """With `requests` in these rows, of which each is another. A row R is dropped."""
+        packed = pack(requests, axis=-1)
+        return replace(self, rows=self.rows.at[row].set(packed, mode="drop"))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EngineState:
-    requests: Requests
-    slots: Slots
+    """block_tables: of each slot, the blocks of the sequence that holds it, in order of position."""
+
+    requests: RequestTable
+    block_tables: Int32[Array, "S M"]
     block_pool: BlockPool
     kv: tuple[KVPool, ...]
 
@@ -75,29 +93,17 @@ class NewRequests:
     seed: UInt32[Array, " A"]
 
 
-def init_scheduler(config: EngineConfig) -> tuple[Requests, Slots, BlockPool]:
-    """An empty table, free slots and a fresh pool."""
+def init_scheduler(config: EngineConfig) -> tuple[RequestTable, Int32[Array, "S M"], BlockPool]:
+    """An empty table, block tables without blocks, and a fresh pool."""
     rows, slots = config.num_rows, config.max_num_seqs
-
-    def zeros(*shape: int) -> Int[Array, "..."]:
-        return jnp.zeros(shape, jnp.int32)
-
-    requests = Requests(
-        seq=zeros(rows),
-        status=jnp.full(rows, EMPTY, jnp.int32),
-        slot=jnp.full(rows, slots, jnp.int32),
-        tokens=zeros(rows, config.max_model_len),
-        prompt_len=zeros(rows),
-        total_len=zeros(rows),
-        cached=zeros(rows),
-        prefill_len=zeros(rows),
-        max_total_len=zeros(rows),
+    nobody = unpack(Requests, jnp.full((rows, num_columns(Requests)), EMPTY, jnp.int32), axis=-1)
+    table = RequestTable(
+        rows=pack(replace(nobody, slot=jnp.full(rows, slots, jnp.int32)), axis=-1),
+        tokens=jnp.zeros((rows, config.max_model_len), jnp.int32),
         stop_ids=jnp.full((rows, config.max_stop_ids), NO_TOKEN, jnp.int32),
-        temperature=jnp.zeros(rows, jnp.float32),
-        seed=jnp.zeros(rows, jnp.uint32),
     )
-    block_table = jnp.full((slots, config.max_blocks), config.scratch_block, jnp.int32)
-    return requests, Slots(block_table, zeros(slots)), init_block_pool(config.num_blocks)
+    block_tables = jnp.full((slots, config.max_blocks), config.scratch_block, jnp.int32)
+    return table, block_tables, init_block_pool(config.num_blocks)
 
 
 def init_state(
@@ -109,31 +115,32 @@ def init_state(
     implementation: str | None = None,
 ) -> EngineState:
     """A fresh engine: nothing waits, nothing runs, and each of `num_layers` layers has its pool."""
-    requests, slots, block_pool = init_scheduler(config)
+    requests, block_tables, block_pool = init_scheduler(config)
     kv = tuple(
         init_kv_pool(config.num_blocks, config.block_size, num_kv_heads, head_dim, jnp.dtype(dtype), implementation)
         for _ in range(num_layers)
     )
-    return EngineState(requests, slots, block_pool, kv)
+    return EngineState(requests, block_tables, block_pool, kv)
 
 
-def enqueue(requests: Requests, new: NewRequests, no_slot: int) -> Requests:
+def enqueue(table: RequestTable, new: NewRequests, no_slot: int) -> RequestTable:
     """Put `new` in their rows, where they wait. Entries whose row is R are dropped."""
-
-    def put(column: Array, values: Array | int) -> Array:
-        return column.at[new.row].set(values, mode="drop")
-
-    return Requests(
-        seq=put(requests.seq, new.seq),
-        status=put(requests.status, WAITING),
-        slot=put(requests.slot, no_slot),
-        tokens=put(requests.tokens, new.tokens),
-        prompt_len=put(requests.prompt_len, new.prompt_len),
-        total_len=put(requests.total_len, new.prompt_len),
-        cached=put(requests.cached, 0),
-        prefill_len=put(requests.prefill_len, 0),
-        max_total_len=put(requests.max_total_len, new.max_total_len),
-        stop_ids=put(requests.stop_ids, new.stop_ids),
-        temperature=put(requests.temperature, new.temperature),
-        seed=put(requests.seed, new.seed),
+    none = jnp.zeros_like(new.seq)
+    requests = Requests(
+        seq=new.seq,
+        status=none + WAITING,
+        slot=none + no_slot,
+        num_blocks=none,
+        prompt_len=new.prompt_len,
+        total_len=new.prompt_len,
+        cached=none,
+        prefill_len=none,
+        max_total_len=new.max_total_len,
+        temperature_bits=new.temperature.view(jnp.int32),
+        seed_bits=new.seed.view(jnp.int32),
+    )
+    return replace(
+        table.write(new.row, requests),
+        tokens=table.tokens.at[new.row].set(new.tokens, mode="drop"),
+        stop_ids=table.stop_ids.at[new.row].set(new.stop_ids, mode="drop"),
     )

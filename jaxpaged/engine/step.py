@@ -33,10 +33,10 @@ def step(
     forward_and_sample: ForwardAndSample, state: EngineState, events: Events, config: EngineConfig
 ) -> tuple[EngineState, Events]:
     schedule = make_schedule(state, config)
-    state = allocated = allocate(state, schedule, config)
+    state, schedule, handed_out = allocate(state, schedule, config)
     state, token = forward_and_sample(state, schedule)
-    state, finish = commit(state, schedule, token)
-    return state, record(events, allocated, schedule, token, finish)
+    state, finish = commit(state, schedule, token, config)
+    return state, record(events, schedule, handed_out, token, finish)
 
 
 def forward_and_sample_of(model: Model, config: EngineConfig) -> ForwardAndSample:
@@ -44,6 +44,6 @@ def forward_and_sample_of(model: Model, config: EngineConfig) -> ForwardAndSampl
 
     def forward_and_sample(state: EngineState, schedule: Schedule) -> tuple[EngineState, Int32[Array, " S"]]:
         state, hidden = forward(model, state, schedule, config)
-        return state, sample(model.logits, hidden, state.requests, schedule, config)
+        return state, sample(model.logits, hidden, schedule, config)
 
     return forward_and_sample

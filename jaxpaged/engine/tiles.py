@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from jaxpaged.engine.block_pool import exclusive_cumsum
 from jaxpaged.engine.config import Bucket, EngineConfig
 from jaxpaged.engine.schedule import Schedule
+from jaxpaged.engine.sums import cumsum, exclusive_cumsum
 
 
 @jax.tree_util.register_dataclass
@@ -53,16 +53,18 @@ class Tiles:
 
 def pick_bucket(schedule: Schedule, config: EngineConfig) -> Int32[Array, ""]:
     """Index of the first, that is the smallest, bucket that the step fits in."""
-    prefills = jnp.any(schedule.scheduled > schedule.decodes)
     num_rows = jnp.sum(schedule.scheduled)
-    fits = [(num_rows <= bucket.rows) & (~prefills | (bucket.prefill_tiles > 0)) for bucket in config.buckets]
-    return jnp.argmax(jnp.stack(fits)).astype(jnp.int32)
+    prefills = num_rows > jnp.sum(schedule.decodes)
+    first = jnp.int32(len(config.buckets) - 1)
+    for i, bucket in reversed(list(enumerate(config.buckets[:-1]))):
+        first = jnp.where((num_rows <= bucket.rows) & (~prefills | (bucket.prefill_tiles > 0)), i, first)
+    return first
 
 
 def pack_rows(schedule: Schedule, num_rows: int) -> Rows:
-    row, end = jnp.arange(num_rows), jnp.cumsum(schedule.scheduled)
+    row, end = jnp.arange(num_rows), cumsum(schedule.scheduled)
     candidate = jnp.sum(row[:, None] >= end, axis=1, dtype=jnp.int32)
-    first_row, cached = _of(candidate, exclusive_cumsum(schedule.scheduled)), _of(candidate, schedule.cached)
+    first_row, cached = _of(candidate, exclusive_cumsum(schedule.scheduled)), _of(candidate, schedule.requests.cached)
     used = candidate < schedule.row.shape[0]
     return Rows(candidate, jnp.where(used, cached + row - first_row, 0))
 
@@ -80,11 +82,11 @@ def _tiles(schedule: Schedule, num_tokens: Int32[Array, " S"], num_tiles: int, w
     """`num_tokens` of each candidate, cut in tiles of `width`."""
     count = (num_tokens + width - 1) // width
     tile = jnp.arange(num_tiles)
-    candidate = jnp.sum(tile[:, None] >= jnp.cumsum(count), axis=1, dtype=jnp.int32)
+    candidate = jnp.sum(tile[:, None] >= cumsum(count), axis=1, dtype=jnp.int32)
     done = (tile - _of(candidate, exclusive_cumsum(count))) * width
     return Tiles(
         candidate,
-        first_position=_of(candidate, schedule.cached) + done,
+        first_position=_of(candidate, schedule.requests.cached) + done,
         num_tokens=jnp.clip(_of(candidate, num_tokens) - done, 0, width),
         first_row=_of(candidate, exclusive_cumsum(schedule.scheduled)) + done,
         width=width,

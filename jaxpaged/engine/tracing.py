@@ -48,14 +48,16 @@ class Tracer:
         """
         handed_out = iter(events.handed_out.tolist())
         num_steps = int(events.num_steps)
-        steps = jax.tree.map(lambda column: column[:num_steps].tolist(), events.steps)
+        steps, waits = jax.tree.map(lambda column: column[:num_steps].tolist(), (events.steps, events.waits))
         for i in range(num_steps):
-            row = jax.tree.map(lambda column, i=i: column[i], steps, is_leaf=lambda x: isinstance(x, list))
+            row, wait = jax.tree.map(
+                lambda column, i=i: column[i], (steps, waits), is_leaf=lambda x: isinstance(x, list)
+            )
             time_us = start_us + (end_us - start_us) * (i + 1) // num_steps
-            yield from self._step(row, handed_out, first_step + i, time_us)
+            yield from self._step(row, wait, handed_out, first_step + i, time_us)
 
-    # `row` is a StepEvents with lists and ints where the device has arrays.
-    def _step(self, row: Any, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
+    # `row` is `Candidates`, and `wait` a `Wait`, with lists and ints where the device has arrays.
+    def _step(self, row: Any, wait: Any, handed_out: Iterator[int], step: int, time_us: int) -> Iterator[trace.Event]:
         at = {"step": step, "time_us": time_us}
         candidates = range(len(row.seq))
         for i in reversed(candidates):
@@ -89,7 +91,7 @@ class Tracer:
                 )
             )
         yield from sorted(scheduled, key=lambda event: (event.phase == "DECODE", event.seq))
-        yield from self._waits(row, at)
+        yield from self._waits(wait, at)
         for i in candidates:
             sequence_len = row.total_len[i] + row.sampled[i]
             if row.scheduled[i]:
@@ -104,9 +106,8 @@ class Tracer:
                     **at,
                 )
 
-    def _waits(self, row: Any, at: dict[str, int]) -> Iterator[trace.Waiting]:
+    def _waits(self, wait: Any, at: dict[str, int]) -> Iterator[trace.Waiting]:
         """The head of the queue when its reason has changed, and those that newly stand behind another."""
-        wait = row.wait
         if wait.reason == NOBODY_WAITS:
             self._head = None
             return
@@ -123,7 +124,7 @@ class Tracer:
             sequence = self._sequences[seq]
             sequence.wait_reason = "queue_order"
             needs, ahead = self._config.blocks_for(sequence.total_len), bisect.bisect_left(self._waiting, seq)
-            yield trace.Waiting(seq=seq, reason="queue_order", needs=needs, free=row.free_blocks, ahead=ahead, **at)
+            yield trace.Waiting(seq=seq, reason="queue_order", needs=needs, free=wait.free_blocks, ahead=ahead, **at)
         self._unexplained.clear()
 
     def _queue(self, seq: int) -> None:

@@ -1,0 +1,13 @@
+"""A step is a few launches around the model: on an accelerator each costs some microseconds, whatever its size."""
+
+from benchmarks.tpu_launches import markdown, measure
+from tests.tpu_compiler import needs_tpu_compiler
+
+MOST = 60
+
+
+@needs_tpu_compiler
+def test_a_step_of_the_compiled_loop_has_few_launches() -> None:
+    row = measure("qwen3-0.6b", "v5e")
+    assert {"make_schedule", "allocate", "sample", "commit"} <= row.launches.keys()
+    assert row.total <= MOST, "\n" + markdown([row])
