@@ -8,10 +8,12 @@ that means something on a noisy machine, too.
   some numbers of rows, and linear in between.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -114,11 +116,11 @@ class FloorBench:
         found = Floors(
             sum(product.weight.nbytes for product in [*self._layers, self._head]),
             self._bandwidth_bytes,
+            # First, since JAX lets go of what a call took only with the next call: no large array outlives a pass.
+            read={name: self._time(way) for name, way in read_ways(jnp.ones(shape, jnp.float32)).items()},
+            read_write={name: self._time(way) for name, way in read_write_ways(jnp.ones(shape, jnp.float32)).items()},
             layers={rows: self._time(_products(self._layers, rows)) for rows in self._rows},
             head={rows: self._time(_products([self._head], rows)) for rows in self._sampled},
-            # Each array is gone before the next one is made.
-            read={name: self._time(partial(way, jnp.ones(shape, jnp.float32))) for name, way in READ.items()},
-            read_write={name: self._time(_Repeated(way, jnp.ones(shape))) for name, way in READ_WRITE.items()},
         )
         self._is_compiled = True
         return found
@@ -198,21 +200,47 @@ def _chain(
     return last
 
 
-def _sum(data: Float[Array, "m n"]) -> Array:
-    return jnp.sum(data)
-
-
+@jax.jit
 def _max(data: Float[Array, "m n"]) -> Array:
     return jnp.max(data)
 
 
+@jax.jit
 def _row_sums(data: Float[Array, "m n"]) -> Array:
     return jnp.sum(data, axis=1)
 
 
-READ: dict[str, Callable[[Array], Array]] = {"sum": jax.jit(_sum), "max": jax.jit(_max), "row sums": jax.jit(_row_sums)}
-# In place: fresh memory for each result would measure the operating system's.
-READ_WRITE: dict[str, Callable[[Array], Array]] = {"add 1": jax.jit(lambda data: data + 1, donate_argnums=0)}
+@jax.jit
+def _vector_product(data: Float[Array, "m n"]) -> Array:
+    matrix = data.reshape(512, -1)
+    return jnp.ones((1, 512), data.dtype) @ matrix
+
+
+def read_ways(data: Float[Array, "m n"]) -> dict[str, Callable[[], Any]]:
+    """Calls that read all of it and write next to nothing."""
+    ways: dict[str, Callable[[], Any]] = {
+        "max": partial(_max, data),
+        "row sums": partial(_row_sums, data),
+        "vector product": partial(_vector_product, data),
+    }
+    if jax.default_backend() == "cpu":
+        # A compiler's reductions can be slower than memory; numpy's, in a thread for each core, were the fastest here.
+        parts = np.array_split(np.asarray(data).reshape(-1), os.cpu_count() or 1)
+        ways["numpy max"] = lambda: list(_threads().map(np.max, parts))
+    return ways
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count())
+
+
+_add_one = jax.jit(lambda data: data + 1, donate_argnums=0)
+
+
+def read_write_ways(data: Float[Array, "m n"]) -> dict[str, Callable[[], Any]]:
+    """Calls that write as much as they read: in place, since fresh memory would measure the operating system's."""
+    return {"add 1": _Repeated(_add_one, data)}
 
 
 class _Repeated:
