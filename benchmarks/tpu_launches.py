@@ -75,7 +75,7 @@ def main() -> None:
     for model, chip in (("qwen3-0.6b", "v5e"), ("llama-3.1-8b", "v5e"), ("llama-3.1-8b", "v6e")):
         rows.append(row := measure(model, chip))
         print(f"{model} {chip}: {row.total}", flush=True)
-    write_results("tpu_launches", [asdict(row) for row in rows], markdown(rows))
+        write_results("tpu_launches", [asdict(row) for row in rows], markdown(rows))
 
 
 if __name__ == "__main__":

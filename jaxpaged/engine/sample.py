@@ -42,8 +42,8 @@ def sample(
         )
         return pick(at.T, token)
 
-    levels = config.row_levels
-    bucket = jnp.sum(jnp.sum(sampled) > jnp.array(levels[:-1], jnp.int32))
+    levels, num_rows = config.row_levels, jnp.sum(sampled)
+    bucket = sum(((num_rows > level).astype(jnp.int32) for level in levels[:-1]), start=jnp.int32(0))
     return jax.lax.switch(bucket, [partial(sample_front, level) for level in levels])
 
 
