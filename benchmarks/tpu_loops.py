@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 import jax
 
-from benchmarks.hlo import STEP_PARTS, Module, count_step
+from benchmarks.hlo import Module
 from benchmarks.loops import MODELS, Loop, engine_config, one_bucket_each
 from benchmarks.tables import write_results
 from benchmarks.topology import Program, num_bytes
@@ -36,8 +36,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One compile. Bytes are of HBM. pool_bytes: of all layers. aliased_bytes: of the state, updated in place.
-    around_the_model: launches of a step by part, for a whole loop."""
+    """One compile. Bytes are of HBM. pool_bytes: of all layers. aliased_bytes: of the state, updated in place."""
 
     case: Case
     trace_seconds: float
@@ -51,7 +50,6 @@ class Row:
     code_bytes: int
     kernels: int
     pool_copies: int
-    around_the_model: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,6 @@ def measure(chip: str, name: str, layers: int, config: EngineConfig, program: st
 
 def _row(case: Case, loop: Loop, program: Program) -> Row:
     module, sizes = Module.parse(program.text), program.sizes
-    is_whole = case.program == "run" and len(case.buckets) > 1
     return Row(
         case=case,
         trace_seconds=round(program.trace_seconds, 1),
@@ -90,7 +87,6 @@ def _row(case: Case, loop: Loop, program: Program) -> Row:
         code_bytes=sizes.generated_code_size_in_bytes,
         kernels=len(module.kernels),
         pool_copies=len(module.copies(loop.state.kv[0].arrays[0])),
-        around_the_model={part: dict(counts) for part, counts in count_step(module).items()} if is_whole else {},
     )
 
 
@@ -101,14 +97,6 @@ def markdown(results: Sequence[Row | Refusal]) -> str:
     lines = ["### The whole loop", "", *_table(loops, "buckets", lambda case: str(len(case.buckets)))]
     lines += ["", "### Loops of one bucket each", "", *_table(buckets, "bucket", lambda case: case.buckets[0])]
     lines += ["", "### One step alone", "", *_table(steps, "buckets", lambda case: str(len(case.buckets)))]
-    lines += ["", "### What a step launches around the model", ""]
-    lines += ["| model | layers | chip | block | " + " | ".join((*STEP_PARTS, "other", "sum")) + " |"]
-    lines += ["|---|--:|---|--:|" + "--:|" * (len(STEP_PARTS) + 2)]
-    for row in loops:
-        if isinstance(row, Row):
-            counts = [sum(row.around_the_model.get(part, {}).values()) for part in (*STEP_PARTS, "other")]
-            cells = [row.case.model, row.case.layers, row.case.chip, row.case.block_size, *counts, sum(counts)]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 

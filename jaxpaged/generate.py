@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--attention-implementation",
         metavar="NAME",
-        help="tpu, gpu or reference, which takes any shape (the platform's kernel, or reference)",
+        help="tpu, gpu or reference, which takes any shape (the platform's own)",
     )
     engine.add_argument("--schedule", choices=get_args(Policy), default="mixed", help="policy of a step (%(default)s)")
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jinja2 import TemplateError
@@ -17,12 +16,12 @@ import checkpoints
 from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request
-from jaxpaged.engine.sizes import engine_config
+from jaxpaged.engine.sizes import best_dtype, engine_config
 from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamedOutput
 from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
 from jaxpaged.trace import Event, open_sink
-from kernels_pallas.paged_attention import check_kv_pool
+from kernels_pallas.paged_attention import check_kv_pool, check_platform
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -36,7 +35,8 @@ class LLM:
     """A model and the engine that serves it.
 
     model: a folder in Hugging Face layout, a .gguf file, or the name of the packaged model.
-    dtype: of weights and block pool; "auto" is float32 on CPU and bfloat16 elsewhere. Logits are float32 always.
+    dtype: of weights and block pool; "auto" is bfloat16, but float32 on a CPU that has no products of bfloat16 or where
+    `max_num_seqs` is 1. Logits and softmax are float32 always.
     block_size, num_blocks: the pool, in tokens and blocks; `num_blocks=None` takes what memory allows.
     max_num_seqs: sequences that run at once. max_num_waiting: queue places on the device; any number may wait on the
     host.
@@ -70,7 +70,7 @@ class LLM:
         seed: int = 0,
         trace: bool | str | Path | Callable[[Event], None] = False,
     ) -> None:
-        real_dtype = _resolve_dtype(dtype)
+        real_dtype = _resolve_dtype(dtype, max_num_seqs)
         if not is_int(seed) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0, not {seed!r}")
         if not isinstance(model, str | Path) or not str(model):
@@ -90,7 +90,7 @@ class LLM:
             schedule=schedule,
             max_steps=max_steps,
         )
-        check_kv_pool(
+        _, implementation = check_kv_pool(
             config.num_blocks,
             config.block_size,
             model_config.num_kv_heads,
@@ -98,6 +98,7 @@ class LLM:
             real_dtype,
             attention_implementation,
         )
+        check_platform(implementation)
         self._tokenizer = load_tokenizer(path)
         model_config, module = checkpoints.load(path, real_dtype)
         self.engine = Engine(
@@ -278,12 +279,10 @@ class LLM:
         )
 
 
-def _resolve_dtype(dtype: DType) -> jnp.dtype:
+def _resolve_dtype(dtype: DType, max_num_seqs: int) -> jnp.dtype:
     if dtype not in get_args(DType):
         raise ValueError(f"dtype must be one of {list(get_args(DType))}, not {dtype!r}")
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return jnp.dtype(dtype)
+    return best_dtype(max_num_seqs) if dtype == "auto" else jnp.dtype(dtype)
 
 
 def _is_list(value: Any) -> bool:

@@ -134,8 +134,17 @@ def test_bad_settings(field: str, value: object, says: str) -> None:
 def test_a_kernel_that_does_not_take_the_model(monkeypatch) -> None:
     """It is refused before the weights are read, and nothing else is taken in its place."""
     monkeypatch.setattr("checkpoints.load", None)
-    with pytest.raises(NotImplementedError, match=r"block_size 4 .*takes multiples of 8.*head_dim .*takes 64, 96, 128"):
+    with pytest.raises(
+        NotImplementedError, match=r"block_size 4 .*takes multiples of 16.*head_dim .*takes 64, 96, 128"
+    ):
         LLM(tiny_folder(), attention_implementation="tpu", **SIZES)
+
+
+@pytest.mark.parametrize("name", ["tpu", "gpu"])
+def test_a_kernel_of_another_platform(monkeypatch, name: str) -> None:
+    monkeypatch.setattr("jaxpaged.llm.check_kv_pool", lambda *args: (None, args[-1]))
+    with pytest.raises(ValueError, match=f"'{name}' needs a {name.upper()}, .*: choose 'reference', or '{name}_interp"):
+        LLM(tiny_folder(), attention_implementation=name, **SIZES)
 
 
 def test_a_trace_that_cannot_be_written(tmp_path) -> None:

@@ -79,4 +79,4 @@ def recorder() -> Recorder:
 
 @cache
 def tiny_llm() -> LLM:
-    return LLM(tiny_folder(), trace=recorder(), **SIZES)
+    return LLM(tiny_folder(), dtype="float32", trace=recorder(), **SIZES)

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 DType = Literal["auto", "float32", "bfloat16"]
 Policy = Literal["mixed", "prefill_first"]
 
+# A step of up to 32 sequences, which the end of most loads is made of, takes half of what 64 rows take. Finer levels
+# save less than their compile takes.
+_ROW_LEVELS = (1, 8, 32, 128)
 # A matrix product of fewer rows takes hardly less time, and each bucket costs a compile.
 _FEWEST_PREFILL_ROWS = 128
 
@@ -34,6 +37,7 @@ class EngineConfig:
     max_steps: the most steps of one run, which the event buffer has room for.
     max_stop_ids: the most stop token ids (EOS among them) of a request.
     tile_q: query tokens of one prefill tile.
+    fewest_rows: to which a step with less to decode is padded, where fewer rows take longer.
     """
 
     num_blocks: int
@@ -46,6 +50,7 @@ class EngineConfig:
     max_steps: int = 64
     max_stop_ids: int = 8
     tile_q: int = 32
+    fewest_rows: int = 1
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -81,7 +86,8 @@ class EngineConfig:
     def row_levels(self) -> tuple[int, ...]:
         """Numbers of rows that decodes and samples, one row a sequence, are padded to, smallest first."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
-        return (*(level for level in (1, 8, 64) if 2 * level <= most), most)
+        fewest = min(self.fewest_rows, most)
+        return tuple(sorted({most, *(max(level, fewest) for level in _ROW_LEVELS if 2 * level <= most)}))
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

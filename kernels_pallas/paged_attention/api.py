@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.paged_attention.gpu import GPU
-from kernels_pallas.paged_attention.interface import Implementation, PoolSpec, Variant
+from kernels_pallas.paged_attention.interface import LOWEST, Implementation, PoolSpec, Variant
 from kernels_pallas.paged_attention.reference import Reference
 from kernels_pallas.paged_attention.tpu import TPU
 
@@ -48,16 +48,30 @@ def check_kv_pool(
     """What a pool of these sizes is, and the name of its implementation. Allocates nothing.
 
     `implementation=None` picks by platform: the kernel on a TPU or a GPU, `reference` elsewhere. Raises ValueError for
-    a name that does not exist, and NotImplementedError, naming the shape and what is taken, if the implementation
-    cannot serve the pool: it is never replaced by another in silence.
+    a size below 1 or a name that does not exist, and NotImplementedError, naming the shape and what is taken, if the
+    implementation cannot serve the pool: it is never replaced by another in silence.
     """
-    spec = PoolSpec(num_blocks, block_size, num_kv_heads, head_dim, jnp.dtype(dtype))
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    for field_name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{field_name} must be at least 1, not {size}")
+    spec = PoolSpec(**sizes, dtype=jnp.dtype(dtype))
     name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
     if name not in list(_IMPLEMENTATIONS):
         known = sorted(_IMPLEMENTATIONS)
         raise ValueError(f"the attention implementation must be one of {known} or None, not {implementation!r}")
     _IMPLEMENTATIONS[name].check(spec)
     return spec, name
+
+
+def check_platform(implementation: str) -> None:
+    """Raise ValueError if the implementation cannot run here: a kernel made for another platform than jax's default."""
+    needed = {name: platform for platform, name in _OF_PLATFORM.items()}.get(implementation)
+    if needed is not None and needed != jax.default_backend():
+        raise ValueError(
+            f"attention implementation {implementation!r} needs a {needed.upper()}, and jax runs on "
+            f"{jax.default_backend()} here: choose 'reference', or '{implementation}_interpret' to try it slowly"
+        )
 
 
 def init_kv_pool(
@@ -82,11 +96,17 @@ def write_kv(
 ) -> KVPool:
     """Store row `t` of `k` and `v` at position `offset[t]` of block `block[t]`.
 
-    Rows must name different places, except in the scratch block, where padding goes and any row may win.
-    Raises ValueError at trace time if the shapes disagree with each other or with the pool.
+    Rows must name different places, except in the scratch block, where padding goes and any row may win. Blocks and
+    offsets are not checked. Raises ValueError at trace time if shapes disagree with each other or with the pool.
     """
     spec = pool.spec
-    if k.shape != (*block.shape, spec.num_kv_heads, spec.head_dim) or v.shape != k.shape or offset.shape != block.shape:
+    _check_integers("write_kv", block=block, offset=offset)
+    if (
+        block.ndim != 1
+        or k.shape != (*block.shape, spec.num_kv_heads, spec.head_dim)
+        or v.shape != k.shape
+        or offset.shape != block.shape
+    ):
         raise ValueError(
             f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}, "
             f"a pool of {spec.num_kv_heads} heads of {spec.head_dim}"
@@ -120,11 +140,15 @@ def paged_attention(
 
     Softmax and its sums are in float32 whatever the dtypes; the result has the dtype of `q`. `H` is a multiple of
     `Hkv`; query head `h` reads key head `h // (H / Hkv)` (grouped-query attention, arXiv:2305.13245; paged,
-    arXiv:2309.06180).
-    Raises ValueError at trace time if the shapes disagree, or an option is out of range.
+    arXiv:2309.06180). It is made for inference: it has no derivative.
+    The options are fixed at trace time. Raises ValueError at trace time if shapes disagree, an option is out of range
+    or a table or length is no integer, and NotImplementedError for dtypes and tiles that a kernel does not take. What
+    the tables and lengths hold is not checked.
     """
-    spec, n = pool.spec, q.shape[0]
-    if q.ndim != 4 or block_tables.ndim != 2 or {x.shape[0] for x in (block_tables, first_position, num_tokens)} != {n}:
+    spec = pool.spec
+    _check_integers("paged_attention", block_tables=block_tables, first_position=first_position, num_tokens=num_tokens)
+    lengths = {first_position.shape, num_tokens.shape}
+    if q.ndim != 4 or lengths != {q.shape[:1]} or block_tables.ndim != 2 or block_tables.shape[0] != q.shape[0]:
         raise ValueError(
             f"paged_attention: shapes disagree: q {q.shape}, block_tables {block_tables.shape}, "
             f"first_position {first_position.shape}, num_tokens {num_tokens.shape}"
@@ -136,6 +160,26 @@ def paged_attention(
         )
     if sinks is not None and sinks.shape != (num_heads,):
         raise ValueError(f"paged_attention: sinks {sinks.shape} must be one for each of the {num_heads} heads of q")
+    if block_tables.shape[1] == 0:
+        raise ValueError("paged_attention: block_tables has no column, so no tile has a block")
     variant = Variant(scale, sliding_window, logits_soft_cap)
-    attend = _IMPLEMENTATIONS[pool.implementation].attend
-    return attend(spec, pool.arrays, q, block_tables, first_position, num_tokens, sinks, variant)
+    if q.size == 0:
+        return q
+    if sinks is not None:  # -inf, for a head without one, would be NaN less itself
+        sinks = jnp.maximum(sinks.astype(jnp.float32), LOWEST)
+    return _IMPLEMENTATIONS[pool.implementation].attend(
+        spec,
+        pool.arrays,
+        q,
+        block_tables.astype(jnp.int32),
+        first_position.astype(jnp.int32),
+        num_tokens.astype(jnp.int32),
+        sinks,
+        variant,
+    )
+
+
+def _check_integers(function: str, **arrays: Array) -> None:
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"{function}: {name} must be integers, not {array.dtype}")

@@ -1,13 +1,16 @@
 """What the implementations share: what a pool is, which attention is asked for, and the functions each provides."""
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-HEAD_DIMS = (64, 96, 128, 256)  # that the kernels take
+# What the kernels take.
+HEAD_DIMS = (64, 96, 128, 256)
+DTYPES = ("bfloat16", "float32")
 # What a running maximum begins with. Finite, so that a row without any key yet gives exp(-inf - LOWEST) = 0 and not
 # exp(-inf + inf) = NaN.
 LOWEST = -1e30
@@ -38,10 +41,14 @@ class Variant:
     logits_soft_cap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window must be at least 1 or None, not {self.sliding_window}")
-        if self.logits_soft_cap is not None and not self.logits_soft_cap > 0:
-            raise ValueError(f"logits_soft_cap must be above 0 or None, not {self.logits_soft_cap}")
+        """Raise ValueError for a value that is out of range, or not known at trace time."""
+        window, cap = self.sliding_window, self.logits_soft_cap
+        if not _is_number(self.scale):
+            raise ValueError(f"scale must be a finite number, known at trace time, not {self.scale!r}")
+        if window is not None and not (_is_number(window) and window == int(window) and 1 <= window < 2**31):
+            raise ValueError(f"sliding_window must be None or an integer from 1 to 2**31 - 1, not {window!r}")
+        if cap is not None and not (_is_number(cap) and cap > 0):
+            raise ValueError(f"logits_soft_cap must be None or a finite number above 0, not {cap!r}")
 
     def logits(self, products: Float[Array, "..."]) -> Float[Array, "..."]:
         logits = products * self.scale
@@ -59,6 +66,16 @@ class Variant:
         if self.sliding_window is None:
             return jnp.zeros_like(query)
         return jnp.maximum(query - self.sliding_window + 1, 0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_dtype(dtype: np.dtype, what: str, taken: tuple[str, ...]) -> None:
+    """Raise NotImplementedError if `dtype` is none of those `taken`."""
+    if dtype.name not in taken:
+        raise NotImplementedError(f"{what} of {dtype.name} are not taken, only of {', '.join(taken)}")
 
 
 class Implementation(Protocol):

@@ -1,7 +1,8 @@
 """Paged attention in plain jnp: the definition the kernels are held to, and what runs on CPU.
 
-Layout: K and V apart, each `[num_blocks + 1, num_kv_heads, block_size, head_dim]`, so that one block of one head is
-one contiguous matrix. On CPU that is the fastest of the layouts measured (docs/architecture.md).
+Layout: K `[num_blocks + 1, num_kv_heads, head_dim, block_size]` and V `[num_blocks + 1, num_kv_heads, block_size,
+head_dim]`, so that one block of one head is one contiguous matrix, as the product that reads it takes it. On CPU that
+is the fastest of the layouts measured (docs/architecture.md).
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention.interface import LOWEST, PoolSpec, Variant
+from kernels_pallas.paged_attention.interface import LOWEST, PoolSpec, Variant, check_dtype
 
 # Positions read in one turn of the loop: enough for a matrix product, few enough to stay in cache.
 _POSITIONS_PER_TURN = 256
@@ -22,10 +23,12 @@ _DECODE_TILES_AT_ONCE = 8
 class Reference:
     def check(self, spec: PoolSpec) -> None:
         """Any shape will do."""
+        check_dtype(spec.dtype, "pools", ("bfloat16", "float16", "float32"))
 
     def init_arrays(self, spec: PoolSpec) -> tuple[Array, ...]:
-        shape = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)
+        heads = spec.num_blocks + 1, spec.num_kv_heads
+        k_pool = jnp.zeros((*heads, spec.head_dim, spec.block_size), spec.dtype)
+        return k_pool, jnp.zeros((*heads, spec.block_size, spec.head_dim), spec.dtype)
 
     def write(
         self,
@@ -38,7 +41,7 @@ class Reference:
     ) -> tuple[Array, ...]:
         k_pool, v_pool = arrays
         return (
-            k_pool.at[block, :, offset].set(k.astype(k_pool.dtype)),
+            k_pool.at[block, :, :, offset].set(k.astype(k_pool.dtype)),
             v_pool.at[block, :, offset].set(v.astype(v_pool.dtype)),
         )
 
@@ -97,30 +100,36 @@ def _attend_tiles(
     sees to the last one."""
     k_pool, v_pool = arrays
     num_tiles, num_kv_heads, group, rows, head_dim = q.shape
+    dtype = jnp.promote_types(q.dtype, k_pool.dtype) if rows > 1 else jnp.float32
     # Not the default: a GPU would round float32 to 10 bits, a TPU to 8.
     precision = jax.lax.Precision.HIGHEST
-    positions_per_turn = blocks_per_turn * k_pool.shape[2]
+    positions_per_turn = blocks_per_turn * v_pool.shape[2]
+    first_key = variant.first_key(first_position)
     context_len = jnp.where(num_tokens > 0, first_position + num_tokens, 0)
     row_valid = jnp.arange(rows) < num_tokens[:, None]
     row_position = jnp.where(row_valid, first_position[:, None] + jnp.arange(rows), -1)
     row_position = jnp.repeat(row_position[:, None], group, axis=1).reshape(num_tiles, 1, group * rows, 1)
-    queries = q.reshape(num_tiles, num_kv_heads, group * rows, head_dim)
+    queries = q.reshape(num_tiles, num_kv_heads, group * rows, head_dim).astype(dtype)
 
-    def read(pool: Array, blocks: Array) -> Array:
+    def read_keys(blocks: Array) -> Array:
+        """[N, P] block ids -> [N, Hkv, D, P * block_size]."""
+        pages = k_pool[blocks].astype(dtype).transpose(0, 2, 3, 1, 4)
+        return pages.reshape(num_tiles, num_kv_heads, head_dim, positions_per_turn)
+
+    def read_values(blocks: Array) -> Array:
         """[N, P] block ids -> [N, Hkv, P * block_size, D]."""
-        pages = pool[blocks]
-        if blocks_per_turn > 1:
-            pages = pages.swapaxes(1, 2)
+        pages = v_pool[blocks].astype(dtype).swapaxes(1, 2)
         return pages.reshape(num_tiles, num_kv_heads, positions_per_turn, head_dim)
 
     def turn(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         maximum, total, out = carry
         blocks = jax.lax.dynamic_slice_in_dim(block_tables, i * blocks_per_turn, blocks_per_turn, axis=1)
         position = i * positions_per_turn + jnp.arange(positions_per_turn)
-        k = read(k_pool, blocks)
+        k = read_keys(blocks)
         # 0 * NaN is NaN: what lies past the context must not reach the product at all.
-        v = jnp.where((position < context_len[:, None])[:, None, :, None], read(v_pool, blocks), 0)
-        products = jnp.einsum("nhqd,nhsd->nhqs", queries, k, precision=precision, preferred_element_type=jnp.float32)
+        live = (position >= first_key[:, None]) & (position < context_len[:, None])
+        v = jnp.where(live[:, None, :, None], read_values(blocks), 0)
+        products = jnp.einsum("nhqd,nhds->nhqs", queries, k, precision=precision, preferred_element_type=jnp.float32)
         logits = jnp.where(variant.sees(row_position, position), variant.logits(products), -jnp.inf)
         new_maximum = jnp.maximum(maximum, logits.max(axis=-1))
         weights = jnp.exp(logits - new_maximum[..., None])
@@ -132,14 +141,10 @@ def _attend_tiles(
         return new_maximum, total, out * shrink[..., None] + update
 
     # A sink is a logit that is there before the first key.
-    start = LOWEST if sinks is None else jnp.repeat(sinks, rows, axis=1)
-    state = (
-        jnp.broadcast_to(jnp.asarray(start, jnp.float32), queries.shape[:3]),
-        jnp.full(queries.shape[:3], 0 if sinks is None else 1, jnp.float32),
-        jnp.zeros(queries.shape, jnp.float32),
-    )
-    first_key = jnp.where(num_tokens > 0, variant.first_key(first_position), jnp.iinfo(jnp.int32).max)
-    first_turn = jnp.min(first_key) // positions_per_turn
+    start = jnp.asarray(LOWEST, jnp.float32) if sinks is None else jnp.repeat(sinks, rows, axis=1)
+    maximum = jnp.broadcast_to(start, queries.shape[:3])
+    state = (maximum, jnp.where(maximum > LOWEST, 1.0, 0.0), jnp.zeros(queries.shape, jnp.float32))
+    first_turn = jnp.min(jnp.where(num_tokens > 0, first_key, jnp.iinfo(jnp.int32).max)) // positions_per_turn
     num_turns = (jnp.max(context_len, initial=0) + positions_per_turn - 1) // positions_per_turn
     _, total, out = jax.lax.fori_loop(first_turn, num_turns, turn, state)
     out = (out / jnp.where(total > 0, total, 1)[..., None]).reshape(q.shape)

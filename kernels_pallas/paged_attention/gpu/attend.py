@@ -18,20 +18,16 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.paged_attention.gpu.kernels import merge_kernel, paged_attention_kernel
 from kernels_pallas.paged_attention.gpu.plan import num_parts, tile_sizes
-from kernels_pallas.paged_attention.interface import PoolSpec, Variant
-from kernels_pallas.paged_attention.reference import Reference
-
-HEAD_DIMS = (64, 96, 128, 256)
-DTYPES = ("bfloat16", "float32")
+from kernels_pallas.paged_attention.interface import DTYPES, HEAD_DIMS, PoolSpec, Variant, check_dtype
 
 
 @dataclass(frozen=True)
 class GPU:
     """`interpret` runs the kernels' own lines on any platform, slowly.
 
-    Layout: the reference's, `[num_blocks + 1, num_kv_heads, block_size, head_dim]`. A program reads one KV head, so its
-    share of a block is one contiguous run (4 KB at 16 positions of 128 in bfloat16). XLA's GPU compiler makes the write
-    a scatter in place, inside a loop too, as it does with positions before heads.
+    Layout: K and V apart, `[num_blocks + 1, num_kv_heads, block_size, head_dim]` each. A program reads one KV head, so
+    its share of a block is one contiguous run (4 KB at 16 positions of 128 in bfloat16). XLA's GPU compiler makes the
+    write a scatter in place, inside a loop too, as it does with positions before heads.
     """
 
     interpret: bool = False
@@ -42,11 +38,13 @@ class GPU:
         if spec.head_dim not in HEAD_DIMS or spec.block_size % 16 or spec.dtype.name not in DTYPES:
             raise NotImplementedError(
                 f"paged attention on a GPU takes head_dim {HEAD_DIMS}, a block_size that is a multiple of 16, and "
-                f"{DTYPES}, not head_dim {spec.head_dim}, block_size {spec.block_size}, {spec.dtype.name}"
+                f"{DTYPES}, not head_dim {spec.head_dim}, block_size {spec.block_size}, {spec.dtype.name}; "
+                "the reference implementation takes any shape"
             )
 
     def init_arrays(self, spec: PoolSpec) -> tuple[Array, ...]:
-        return Reference().init_arrays(spec)
+        shape = (spec.num_blocks + 1, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype)
 
     def write(
         self,
@@ -57,7 +55,11 @@ class GPU:
         block: Int[Array, " T"],
         offset: Int[Array, " T"],
     ) -> tuple[Array, ...]:
-        return Reference().write(spec, arrays, k, v, block, offset)
+        k_pool, v_pool = arrays
+        return (
+            k_pool.at[block, :, offset].set(k.astype(k_pool.dtype)),
+            v_pool.at[block, :, offset].set(v.astype(v_pool.dtype)),
+        )
 
     def attend(
         self,
@@ -70,6 +72,7 @@ class GPU:
         sinks: Float[Array, " H"] | None,
         variant: Variant,
     ) -> Float[Array, "N Q H D"]:
+        check_dtype(q.dtype, "queries", DTYPES)
         num_tiles, tokens, num_heads, head_dim = q.shape
         num_kv_heads, most_blocks = spec.num_kv_heads, block_tables.shape[1]
         group = num_heads // num_kv_heads

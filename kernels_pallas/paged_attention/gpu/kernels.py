@@ -12,10 +12,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array
 
 from kernels_pallas.paged_attention.gpu.plan import TileSizes, part_bounds
-from kernels_pallas.paged_attention.interface import Variant
-
-# Finite, so that a row without any key yet gives exp(-inf - m) = 0 and not exp(-inf + inf) = NaN.
-_LOWEST = -1e30
+from kernels_pallas.paged_attention.interface import LOWEST, Variant
 
 
 def paged_attention_kernel(
@@ -82,7 +79,7 @@ def paged_attention_kernel(
         out = out * shrink[:, None] + _dot(weights.astype(dtype), v)
         return new_maximum, total, out, next_blocks
 
-    maximum = jnp.full(sizes.rows, _LOWEST, jnp.float32)
+    maximum = jnp.full(sizes.rows, LOWEST, jnp.float32)
     total = jnp.zeros(sizes.rows, jnp.float32)
     if sinks_ref is not None:
         # A sink is a logit that is there before the first key, so in the first part alone.
@@ -98,7 +95,7 @@ def paged_attention_kernel(
         plgpu.store(out_ref.at[matrix], out.astype(out_ref.dtype), mask=out_mask)
         return
     maximum_ref, total_ref, out_ref = out_refs
-    plgpu.store(maximum_ref.at[token, member], jnp.where(num_turns > 0, maximum, _LOWEST), mask=row_exists)
+    plgpu.store(maximum_ref.at[token, member], jnp.where(num_turns > 0, maximum, LOWEST), mask=row_exists)
 
     @pl.when(num_turns > 0)
     def store_part() -> None:
@@ -116,8 +113,8 @@ def merge_kernel(
     parts, head_dim = part_ref.shape
     part = jnp.arange(pl.next_power_of_2(parts), dtype=jnp.int32)
     dim = jnp.arange(pl.next_power_of_2(head_dim), dtype=jnp.int32)
-    maximum = plgpu.load(maximum_ref.at[part], mask=part < parts, other=_LOWEST)
-    used = maximum > _LOWEST
+    maximum = plgpu.load(maximum_ref.at[part], mask=part < parts, other=LOWEST)
+    used = maximum > LOWEST
     weight = jnp.exp(maximum - maximum.max(axis=0))
     total = jnp.sum(weight * plgpu.load(total_ref.at[part], mask=used, other=0), axis=0)
     mask = used[:, None] & (dim < head_dim)[None, :]

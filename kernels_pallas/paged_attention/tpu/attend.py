@@ -10,12 +10,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention.interface import HEAD_DIMS, LOWEST, PoolSpec, Variant
+from kernels_pallas.paged_attention.interface import DTYPES, HEAD_DIMS, LOWEST, PoolSpec, Variant, check_dtype
 from kernels_pallas.paged_attention.tpu.head_groups import HeadGroup, from_groups, in_groups
 from kernels_pallas.paged_attention.tpu.kernel import paged_attention_kernel
 from kernels_pallas.paged_attention.tpu.plan import blocks_per_turn, num_cores
 
-_DTYPES = ("float32", "bfloat16")
+# One block must fit each of the two buffers, and a tile's queries, results and sums what VMEM is left.
+_MOST_BLOCK_BYTES = 4 * 2**20
+_MOST_TILE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class TPU:
     def check(self, spec: PoolSpec) -> None:
         sublanes = 8 * 4 // spec.dtype.itemsize  # rows of a tile in memory
         problems = []
-        if spec.dtype.name not in _DTYPES:
-            problems.append(f"dtype {spec.dtype.name} (takes {', '.join(_DTYPES)})")
+        block_bytes = spec.block_size * spec.num_kv_heads * 2 * spec.head_dim * spec.dtype.itemsize
+        if spec.dtype.name not in DTYPES:
+            problems.append(f"dtype {spec.dtype.name} (takes {', '.join(DTYPES)})")
         elif spec.block_size % sublanes:
             problems.append(f"block_size {spec.block_size} (takes multiples of {sublanes} for {spec.dtype.name})")
         if spec.head_dim not in HEAD_DIMS:
@@ -41,6 +44,11 @@ class TPU:
         elif spec.num_kv_heads % HeadGroup.of(spec.head_dim).heads:
             heads = HeadGroup.of(spec.head_dim).heads
             problems.append(f"{spec.num_kv_heads} KV heads of {spec.head_dim} (takes multiples of {heads})")
+        if block_bytes > _MOST_BLOCK_BYTES:
+            problems.append(
+                f"block_size {spec.block_size} of {spec.num_kv_heads} KV heads of {spec.head_dim}, "
+                f"{block_bytes / 2**20:g} MiB a block (takes up to {_MOST_BLOCK_BYTES // 2**20})"
+            )
         if problems:
             raise NotImplementedError(
                 f"paged attention on a TPU does not take {', '.join(problems)}; "
@@ -77,7 +85,14 @@ class TPU:
     ) -> Float[Array, "N Q H D"]:
         (pool,) = arrays
         group = HeadGroup.of(spec.head_dim)
-        num_tiles, rows, num_heads, _ = q.shape
+        num_tiles, rows, num_heads, head_dim = q.shape
+        check_dtype(q.dtype, "queries", DTYPES)
+        most_rows = _MOST_TILE_BYTES // (num_heads * max(head_dim, 128) * 4)
+        if rows > most_rows:
+            raise NotImplementedError(
+                f"paged attention on a TPU takes tiles of up to {most_rows} tokens of {num_heads} heads of {head_dim}, "
+                f"not {rows}"
+            )
         cores = min(num_cores(), num_tiles)
         padding = -num_tiles % cores
         q, block_tables = jnp.pad(q, ((0, padding),) + ((0, 0),) * 3), jnp.pad(block_tables, ((0, padding), (0, 0)))

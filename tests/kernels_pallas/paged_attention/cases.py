@@ -112,7 +112,7 @@ class Problem:
 def make_problem(case: Case, implementation: str, unread_block: int | None = None) -> Problem:
     """NaN stands in every place that no live position owns, in the scratch block, and in the padding rows of q.
 
-    `unread_block`, if given, stands in the tables wherever no token of the tile sees a position of the block.
+    `unread_block`, by default the scratch block, stands in the tables wherever no token of the tile sees the block.
     """
     rng = np.random.default_rng(case.seed)
     dtype = jnp.dtype(case.dtype)
@@ -147,13 +147,12 @@ def make_problem(case: Case, implementation: str, unread_block: int | None = Non
         keys.append(k)
         values.append(v)
 
-    if unread_block is not None:
-        for n in range(len(first)):
-            last = first[n] + count[n] - 1 if count[n] else -1
-            lowest = 0 if case.sliding_window is None else max(0, first[n] - case.sliding_window + 1)
-            block = np.arange(tables.shape[1])
-            unread = (block < lowest // case.block_size) | (block * case.block_size > last)
-            tables[n, unread] = unread_block
+    for n in range(len(first)):
+        last = first[n] + count[n] - 1 if count[n] else -1
+        lowest = 0 if case.sliding_window is None else max(0, first[n] - case.sliding_window + 1)
+        block = np.arange(tables.shape[1])
+        unread = (block < lowest // case.block_size) | (block * case.block_size > last)
+        tables[n, unread] = num_blocks if unread_block is None else unread_block
 
     num_heads = case.num_kv_heads * case.group
     q = normal(len(first), case.rows, num_heads, case.head_dim)

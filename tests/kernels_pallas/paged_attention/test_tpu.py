@@ -1,6 +1,7 @@
 """The TPU kernel without a TPU: interpreted, and in the interpreter that models its memories, copies and semaphores."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +80,9 @@ def test_it_does_not_run_without_a_tpu() -> None:
         (12, 2, 64, "float32", "block_size 12 .*multiples of 8"),
         (24, 2, 64, "bfloat16", "block_size 24 .*multiples of 16"),
         (16, 3, 96, "float32", "3 KV heads of 96 .*multiples of 2"),
-        (16, 2, 64, "int8", "dtype int8 .*float32, bfloat16"),
-        (16, 2, 64, "float16", "dtype float16 .*float32, bfloat16"),
+        (256, 32, 128, "float32", "block_size 256 of 32 KV heads of 128, 8 MiB a block .*up to 4"),
+        (16, 2, 64, "int8", "dtype int8 .*bfloat16, float32"),
+        (16, 2, 64, "float16", "dtype float16 .*bfloat16, float32"),
     ],
 )
 def test_shapes_that_it_does_not_take(
@@ -88,3 +90,15 @@ def test_shapes_that_it_does_not_take(
 ) -> None:
     with pytest.raises(NotImplementedError, match=message):
         init_kv_pool(4, block_size, num_kv_heads, head_dim, np.dtype(jnp.dtype(dtype)), "tpu")
+
+
+def test_tiles_that_do_not_fit_its_memory() -> None:
+    problem = make_problem(Case(((0, 1),), 129, 16, 8, 4, 128, "bfloat16"), "tpu_interpret")
+    with pytest.raises(NotImplementedError, match="up to 128 tokens of 32 heads of 128, not 129"):
+        problem.attend()
+
+
+def test_queries_that_it_does_not_take() -> None:
+    problem = make_problem(CASES["decode"], "tpu_interpret")
+    with pytest.raises(NotImplementedError, match=r"queries of float16 .*bfloat16, float32"):
+        replace(problem, q=problem.q.astype(jnp.float16)).attend()
