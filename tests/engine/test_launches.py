@@ -3,7 +3,7 @@
 from benchmarks.tpu_launches import markdown, measure
 from tests.tpu_compiler import needs_tpu_compiler
 
-MOST = 58
+MOST = 60  # 58 by the compiler of today; another may fuse one or two less
 
 
 @needs_tpu_compiler
