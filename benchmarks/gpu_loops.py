@@ -16,14 +16,11 @@ import jax.numpy as jnp
 
 from benchmarks.gpu_topology import compile_for, versions
 from benchmarks.loops import MODELS, Loop, engine_config
+from benchmarks.topology import num_bytes
 from jaxpaged.engine.run import compile_run
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK_SIZE = 16
-
-
-def num_bytes(tree: object) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def measure(chip: str, name: str) -> dict[str, str | int | float]:

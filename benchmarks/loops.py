@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from benchmarks.models import LLAMA_3_1_8B, QWEN3_0_6B
 from benchmarks.topology import Program, compile_for
 from jaxpaged.engine.config import Bucket, EngineConfig
 from jaxpaged.engine.events import Events, init_events
@@ -18,38 +19,7 @@ from jaxpaged.engine.step import forward_and_sample_of, step
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.llama import Llama
 
-# Sizes of the published configurations. Qwen3 also normalises queries and keys, which the model does not do yet.
-MODELS: Mapping[str, ModelConfig] = MappingProxyType(
-    {
-        "qwen3-0.6b": ModelConfig(
-            family="llama",
-            vocab_size=151936,
-            hidden_size=1024,
-            intermediate_size=3072,
-            num_layers=28,
-            num_heads=16,
-            num_kv_heads=8,
-            head_dim=128,
-            rms_norm_eps=1e-6,
-            rope_theta=1e6,
-            max_position_embeddings=40960,
-            tie_word_embeddings=True,
-        ),
-        "llama-3.1-8b": ModelConfig(
-            family="llama",
-            vocab_size=128256,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_layers=32,
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            rms_norm_eps=1e-5,
-            rope_theta=5e5,
-            max_position_embeddings=131072,
-        ),
-    }
-)
+MODELS: Mapping[str, ModelConfig] = MappingProxyType({"qwen3-0.6b": QWEN3_0_6B, "llama-3.1-8b": LLAMA_3_1_8B})
 
 
 def engine_config(*, block_size: int, pool_tokens: int = 65_536) -> EngineConfig:

@@ -19,8 +19,9 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from benchmarks.gpu_check.driver import Driver
-from benchmarks.gpu_check.models import QWEN3_0_6B, SMOLLM2_135M, TINY, random_model
+from benchmarks.gpu_check.models import TINY, random_model
 from benchmarks.gpu_check.part import Part, one_line
+from benchmarks.models import QWEN3_0_6B, SMOLLM2_135M
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.requests import Request
 from jaxpaged.models import Llama, ModelConfig, causal_attend

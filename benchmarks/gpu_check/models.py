@@ -8,35 +8,6 @@ from jaxtyping import Array, Float
 
 from jaxpaged.models import Llama, ModelConfig, from_params, param_shapes
 
-# The sizes of the published configurations. Qwen3 also normalises queries and keys, which the model does not do yet.
-SMOLLM2_135M = ModelConfig(
-    family="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    rope_theta=1e5,
-    max_position_embeddings=8192,
-    tie_word_embeddings=True,
-)
-QWEN3_0_6B = ModelConfig(
-    family="llama",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    max_position_embeddings=40960,
-    tie_word_embeddings=True,
-)
 TINY = ModelConfig(
     family="llama",
     vocab_size=307,

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from benchmarks.gpu_check.clock import RunClock, busy_share
 from benchmarks.gpu_check.driver import Driver
 from benchmarks.gpu_check.measure import free_bytes
-from benchmarks.gpu_check.models import QWEN3_0_6B, TINY, random_model
+from benchmarks.gpu_check.models import TINY, random_model
 from benchmarks.gpu_check.part import Part
+from benchmarks.models import QWEN3_0_6B
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.stats import phase_times
 from jaxpaged.models import ModelConfig
