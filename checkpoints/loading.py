@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -18,28 +19,49 @@ from jaxpaged.models import Llama, ModelConfig
 DTYPES = ("float32", "bfloat16")
 
 
-def load(path: str | Path, dtype: DTypeLike = np.float32) -> tuple[ModelConfig, Llama]:
-    """The configuration and the model in a folder (config.json and safetensors) or a .gguf file.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose configuration is read. `gguf`: the file, if it is one; else `path` is a folder."""
 
-    Weights become `dtype` (float32 or bfloat16); quantized ones are dequantized. Every tensor is placed exactly once.
-    Raises FileNotFoundError for a path that does not exist, and ValueError, naming the file and where there is one
-    the tensor, for anything missing, left over, misshaped, truncated, corrupt or not supported.
+    path: Path
+    config: ModelConfig
+    gguf: gguf_file.GGUFFile | None
+
+    def load(self, dtype: DTypeLike = np.float32) -> Llama:
+        """The model. Weights become `dtype` (float32 or bfloat16); quantized ones are dequantized.
+
+        Every tensor is placed exactly once. Raises ValueError, naming the file and where there is one the tensor, for
+        anything missing, left over, misshaped, truncated, corrupt or not supported.
+        """
+        if jnp.dtype(dtype).name not in DTYPES:
+            raise ValueError(f"dtype={jnp.dtype(dtype).name} is not supported (supported: {', '.join(DTYPES)})")
+        tables = GGUF_TABLES if self.gguf else HF_TABLES
+        tensors = self.gguf.tensors if self.gguf else folder.read_tensors(self.path)
+        return place(self.path, self.config, tables[self.config.family], tensors, dtype)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint in a folder (config.json and safetensors) or a .gguf file, its weights not read yet.
+
+    Raises FileNotFoundError for a path that does not exist, and ValueError, naming the file, for a configuration that
+    is missing, corrupt or not supported.
     """
     path = Path(path)
-    if jnp.dtype(dtype).name not in DTYPES:
-        raise ValueError(f"dtype={jnp.dtype(dtype).name} is not supported (supported: {', '.join(DTYPES)})")
     if _is_folder(path):
-        config = folder.read_config(path)
-        return config, place(path, config, HF_TABLES[config.family], folder.read_tensors(path), dtype)
+        return Checkpoint(path, folder.read_config(path), None)
     file = gguf_file.read(path)
-    config = _gguf_config(file)
-    return config, place(path, config, GGUF_TABLES[config.family], file.tensors, dtype)
+    return Checkpoint(path, _gguf_config(file), file)
+
+
+def load(path: str | Path, dtype: DTypeLike = np.float32) -> tuple[ModelConfig, Llama]:
+    """The configuration and the model. Raises what `open_checkpoint` and `Checkpoint.load` raise."""
+    checkpoint = open_checkpoint(path)
+    return checkpoint.config, checkpoint.load(dtype)
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """The configuration alone. Raises like `load`."""
-    path = Path(path)
-    return folder.read_config(path) if _is_folder(path) else _gguf_config(gguf_file.read(path))
+    """The configuration alone. Raises what `open_checkpoint` raises."""
+    return open_checkpoint(path).config
 
 
 def _is_folder(path: Path) -> bool:

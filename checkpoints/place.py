@@ -1,9 +1,10 @@
-"""Place the tensors of a checkpoint in a model: each exactly once, one at a time."""
+"""Place the tensors of a checkpoint in a model: each exactly once, a few at a time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -15,13 +16,15 @@ from checkpoints.rules import Rule, Table
 from jaxpaged.models import Llama, ModelConfig, from_params, param_shapes
 from jaxpaged.models.build import ParamPath
 
+_TENSORS_AT_ONCE = 4
+
 
 def place(
     path: Path, config: ModelConfig, table: Table, tensors: Mapping[str, StoredTensor], dtype: DTypeLike
 ) -> Llama:
     """The model of `config` with the checkpoint's values in `dtype`. `path` is what errors call the checkpoint.
 
-    Every name and shape is checked before a value is read. At most one tensor is held twice, never the model.
+    Every name and shape is checked before a value is read. Few tensors are held twice at any time, never the model.
     Raises ValueError naming the tensors that are missing, left over or misshaped.
     """
     layers = config.num_layers
@@ -33,8 +36,13 @@ def place(
     _check_names(path, table, tensors, [key for key, _ in rules.values()])
     chosen = {target: (tensors[key], rule) for target, (key, rule) in rules.items()}
     _check_shapes([(tensor, _stored_shape(target, shapes[target].shape)) for target, (tensor, _) in chosen.items()])
-    params = {target: _load(config, tensor, rule, target, dtype) for target, (tensor, rule) in chosen.items()}
-    return from_params(config, dtype, params)
+
+    def load(target: ParamPath) -> jax.Array:
+        return _load(config, *chosen[target], target, dtype)
+
+    # numpy works outside of Python's lock.
+    with ThreadPoolExecutor(_TENSORS_AT_ONCE) as pool:
+        return from_params(config, dtype, dict(zip(chosen, pool.map(load, chosen), strict=True)))
 
 
 def _check_names(path: Path, table: Table, tensors: Mapping[str, StoredTensor], needed: Sequence[str]) -> None:

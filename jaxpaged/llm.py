@@ -3,11 +3,14 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jinja2 import TemplateError
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
@@ -17,6 +20,7 @@ from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.requests import Request
 from jaxpaged.engine.sizes import best_dtype, engine_config
+from jaxpaged.models import abstract_model
 from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamedOutput
 from jaxpaged.sampling_params import SamplingParams, is_int
 from jaxpaged.tokenizer import Detokenizer, load_tokenizer
@@ -76,8 +80,8 @@ class LLM:
         if not isinstance(model, str | Path) or not str(model):
             raise ValueError(f"model must be a path or the name of a packaged model, not {model!r}")
         self._trace = open_sink(trace)
-        path = checkpoints.resolve(model)
-        model_config = checkpoints.read_config(path)
+        checkpoint = checkpoints.open_checkpoint(checkpoints.resolve(model))
+        model_config = checkpoint.config
         config = engine_config(
             model_config,
             kv_dtype=real_dtype,
@@ -99,10 +103,8 @@ class LLM:
             attention_implementation,
         )
         check_platform(implementation)
-        self._tokenizer = load_tokenizer(path)
-        model_config, module = checkpoints.load(path, real_dtype)
         self.engine = Engine(
-            module,
+            abstract_model(model_config, real_dtype),
             model_config,
             config,
             kv_dtype=real_dtype,
@@ -110,7 +112,17 @@ class LLM:
             seed=seed,
             trace=self._trace,
         )
-        self.engine.warm_up()
+        rows = ", ".join(str(bucket.rows) for bucket in config.buckets)
+        # XLA works outside of Python's lock: the weights come in while it compiles.
+        with (
+            _clock(f"compiling buckets of {rows} rows") as clock,
+            _in_background(self.engine.warm_up) as compiling,
+        ):
+            self._tokenizer = load_tokenizer(checkpoint.gguf or checkpoint.path)
+            self.engine.update_weights(nnx.state(checkpoint.load(real_dtype)))
+            while not wait([compiling], timeout=1).done:
+                clock.refresh()
+            compiling.result()
 
     @property
     def has_tokenizer(self) -> bool:
@@ -277,6 +289,21 @@ class LLM:
             outputs=[CompletionOutput(0, decoded, request.token_ids, reason)],
             metrics=RequestMetrics(request.arrival_time, first_token_time, finish_time),
         )
+
+
+@contextmanager
+def _in_background(function: Callable[[], None]) -> Iterator[Future[None]]:
+    """Runs it beside what stands in the `with`; an error there is not held up by it."""
+    worker = ThreadPoolExecutor(1)
+    try:
+        yield worker.submit(function)
+    finally:
+        worker.shutdown(wait=False)
+
+
+def _clock(what: str) -> tqdm:
+    """For a wait whose share done is not known. Only a terminal shows it."""
+    return tqdm(desc=what, bar_format="{desc} ... {elapsed}", disable=None, leave=False)
 
 
 def _resolve_dtype(dtype: DType, max_num_seqs: int) -> jnp.dtype:

@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from flax import nnx
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.events import NOT_FINISHED, Events
 from jaxpaged.engine.requests import Request, Update, check_prompt, new_requests, why_refused
-from jaxpaged.engine.run import compile_run
+from jaxpaged.engine.run import Run, compile_run
 from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
 from jaxpaged.engine.stats import RunStats, run_stats
 from jaxpaged.engine.tracing import FINISH_REASONS, Tracer
@@ -43,6 +44,8 @@ class _InFlight:
 class Engine:
     """Serves requests with one model.
 
+    `model` may be abstract, with shapes in place of parameters (`jaxpaged.models.abstract_model`): `warm_up` needs no
+    more, and `update_weights` brings the parameters before the first run.
     `trace`, if given, is called with each trace event, in order. `attention_implementation` is that of
     `kernels_pallas.paged_attention` (None: the platform's kernel). Raises ValueError if the stop ids do not fit
     `config.max_stop_ids`, and NotImplementedError if the implementation does not take the model's shapes.
@@ -66,7 +69,8 @@ class Engine:
         self.config, self.model_config = config, model_config
         self.run_stats: deque[RunStats] = deque(maxlen=_MOST_RUN_STATS)
         graphdef, self._params = nnx.split(model)
-        self._run = compile_run(graphdef, config)
+        self._jitted = compile_run(graphdef, config)
+        self._run: Run = self._jitted
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
         self._init_state = partial(
@@ -95,9 +99,18 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile everything a run needs, for every bucket. Nothing compiles after this."""
+        self._run = self._jitted.lower(self._params, self._state, np.int32(0)).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
-        self._state, _ = self._run(self._params, self._state, np.int32(0))
         self._state = jax.block_until_ready(self._reset(self._state))
+
+    def update_weights(self, weights: nnx.State) -> None:
+        """Serve with these parameters from the next run on; compiles nothing.
+
+        Raises ValueError unless they are of the structure, shapes and dtypes of the model's own.
+        """
+        if _described(weights) != _described(self._params):
+            raise ValueError("these weights are not of the structure, shapes and dtypes of the model's own")
+        self._params = weights
 
     def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise ValueError if `add_request` would refuse this one."""
@@ -250,6 +263,10 @@ class Engine:
 
     def _microseconds(self, moment: float) -> int:
         return int((moment - self._started) * 1e6)
+
+
+def _described(weights: nnx.State) -> tuple[Any, ...]:
+    return jax.tree.structure(weights), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(weights)]
 
 
 def _refusal(prompt_len: int, reason: str) -> str:

@@ -54,7 +54,7 @@ def _block_tables(state: EngineState, schedule: Schedule, config: EngineConfig) 
 
 @dataclass
 class _PagedAttend:
-    """The `attend` of one forward pass: writes keys and values to the pools, and attends over them, tiles by tiles.
+    """The `attend` of one forward pass: writes keys and values to the pools, and attends over them.
 
     block_tables: of the candidates. block, offset: where each row's key and value go.
     """
@@ -68,16 +68,34 @@ class _PagedAttend:
     def __call__(
         self, layer: int, q: Float[Array, "T H D"], k: Float[Array, "T Hkv D"], v: Float[Array, "T Hkv D"]
     ) -> Float[Array, "T H D"]:
-        self.kv[layer] = pool = write_kv(self.kv[layer], k, v, self.block, self.offset)
-        out = jnp.zeros_like(q)
-        for tiles in self.groups:
-            attended = paged_attention(
-                q.at[tiles.rows].get(mode="clip"),
-                pool,
-                self.block_tables.at[tiles.candidate].get(mode="clip"),
-                tiles.first_position,
-                tiles.num_tokens,
-                scale=q.shape[-1] ** -0.5,
-            )
-            out = out.at[jnp.where(tiles.is_used, tiles.rows, len(q))].set(attended, mode="drop")
+        self.kv[layer], out = _write_and_attend(
+            self.kv[layer], q, k, v, self.groups, self.block_tables, self.block, self.offset
+        )
         return out
+
+
+@jax.jit  # traced once for all layers of a bucket
+def _write_and_attend(
+    pool: KVPool,
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T Hkv D"],
+    v: Float[Array, "T Hkv D"],
+    groups: Sequence[Tiles],
+    block_tables: Int32[Array, "S M"],
+    block: Int32[Array, " T"],
+    offset: Int32[Array, " T"],
+) -> tuple[KVPool, Float[Array, "T H D"]]:
+    """One layer's keys and values into its pool, then its attention, tiles by tiles."""
+    pool = write_kv(pool, k, v, block, offset)
+    out = jnp.zeros_like(q)
+    for tiles in groups:
+        attended = paged_attention(
+            q.at[tiles.rows].get(mode="clip"),
+            pool,
+            block_tables.at[tiles.candidate].get(mode="clip"),
+            tiles.first_position,
+            tiles.num_tokens,
+            scale=q.shape[-1] ** -0.5,
+        )
+        out = out.at[jnp.where(tiles.is_used, tiles.rows, len(q))].set(attended, mode="drop")
+    return pool, out

@@ -19,13 +19,13 @@ ParamPath = tuple[Any, ...]
 
 def param_shapes(config: ModelConfig, dtype: DTypeLike) -> dict[ParamPath, jax.ShapeDtypeStruct]:
     """Path, shape and dtype of every parameter, in the order of the model. Allocates nothing."""
-    _, state = nnx.split(_abstract(config, dtype))
+    _, state = nnx.split(abstract_model(config, dtype))
     return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in nnx.to_flat_state(state)}
 
 
 def from_params(config: ModelConfig, dtype: DTypeLike, params: Mapping[ParamPath, jax.Array]) -> Llama:
     """The model with these parameters. Raises ValueError when they are not those of `param_shapes`."""
-    graphdef, state = nnx.split(_abstract(config, dtype))
+    graphdef, state = nnx.split(abstract_model(config, dtype))
     leaves = nnx.to_flat_state(state)
     wanted = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves}
     given = {path: (value.shape, value.dtype) for path, value in params.items()}
@@ -54,5 +54,6 @@ def random_model(config: ModelConfig, seed: int = 0, dtype: DTypeLike = np.float
     return from_params(config, dtype, {path: draw(path, leaf.shape) for path, leaf in shapes.items()})
 
 
-def _abstract(config: ModelConfig, dtype: DTypeLike) -> Llama:
+def abstract_model(config: ModelConfig, dtype: DTypeLike) -> Llama:
+    """The model with shapes in place of parameters. Allocates nothing."""
     return nnx.eval_shape(lambda: Llama(config, dtype=dtype))

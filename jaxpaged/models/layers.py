@@ -81,7 +81,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Projections and rotary positions around an `attend` that owns the keys and values."""
+    """Projections and rotary positions, before and after an `attend` that owns the keys and values."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, *, bias: bool, dtype: DTypeLike
@@ -92,13 +92,13 @@ class Attention(nnx.Module):
         self.value = Linear(hidden_size, num_kv_heads * head_dim, bias=bias, dtype=dtype)
         self.output = Linear(num_heads * head_dim, hidden_size, bias=bias, dtype=dtype)
 
-    def __call__(
-        self, x: Float[Array, "T hidden"], rotation: Rotation, layer: int, attend: Attend
-    ) -> Float[Array, "T hidden"]:
-        rows = x.shape[0]
-        q, k, v = (project(x).reshape(rows, -1, self.head_dim) for project in (self.query, self.key, self.value))
-        out = attend(layer, rope.rotate(q, *rotation), rope.rotate(k, *rotation), v)
-        return self.output(out.astype(x.dtype).reshape(rows, -1))
+    def project(self, x: Float[Array, "T hidden"], rotation: Rotation) -> tuple[Array, Array, Array]:
+        """The queries, keys and values of each row, positions rotated in: [T, H, D], [T, Hkv, D], [T, Hkv, D]."""
+        q, k, v = (project(x).reshape(len(x), -1, self.head_dim) for project in (self.query, self.key, self.value))
+        return rope.rotate(q, *rotation), rope.rotate(k, *rotation), v
+
+    def combine(self, attended: Float[Array, "T heads head_dim"]) -> Float[Array, "T hidden"]:
+        return self.output(attended.reshape(len(attended), -1))
 
 
 class GatedMLP(nnx.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -27,7 +28,19 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "T hidden"], rotation: Rotation, layer: int, attend: Attend
     ) -> Float[Array, "T hidden"]:
-        x = x + self.attention(self.attention_norm(x), rotation, layer, attend)
+        attended = attend(layer, *self._before_attention(x, rotation))
+        return self._after_attention(x, attended)
+
+    # Layers of one shape are traced and lowered once.
+    @jax.jit
+    def _before_attention(self, x: Float[Array, "T hidden"], rotation: Rotation) -> tuple[Array, Array, Array]:
+        return self.attention.project(self.attention_norm(x), rotation)
+
+    @jax.jit
+    def _after_attention(
+        self, x: Float[Array, "T hidden"], attended: Float[Array, "T heads head_dim"]
+    ) -> Float[Array, "T hidden"]:
+        x = x + self.attention.combine(attended.astype(x.dtype))
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -54,6 +67,7 @@ class Llama(nnx.Module):
         """
         config = self.config
         rotation = rope.rotation(positions, config.head_dim, config.rope_theta, config.rope_factors)
+        rotation = jax.lax.optimization_barrier(rotation)  # or XLA computes it again in every layer
         x = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, index, attend)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -17,16 +15,16 @@ _BUILDERS = {"gpt2": byte_level_bpe, "llama": sentencepiece_bpe}
 _NO_TOKENIZER = ("none", "no_vocab")
 
 
-def tokenizer_from_gguf(path: Path) -> PreTrainedTokenizerFast | None:
+def tokenizer_from_gguf(file: gguf_file.GGUFFile) -> PreTrainedTokenizerFast | None:
     """The tokenizer that the file describes; None where it describes none. Raises ValueError naming file and key."""
-    fields = gguf_file.read(path).fields
+    fields = file.fields
     if not any(key.startswith(PREFIX) for key in fields) or fields.get(f"{PREFIX}model") in _NO_TOKENIZER:
         return None
     try:
         vocabulary = Vocabulary.from_fields(fields)
         return _wrap(_add_whole_tokens(_BUILDERS[vocabulary.kind](vocabulary), vocabulary), vocabulary)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{file.path}: {error}") from error
 
 
 def _add_whole_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Tokenizer:

@@ -6,23 +6,27 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from checkpoints import gguf_file
+from checkpoints.gguf_file import GGUFFile
 from jaxpaged.tokenizer.gguf import tokenizer_from_gguf
 
 # One of these holds the vocabulary. Without any, transformers would make up an empty one from the model's type.
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast | None:
-    """The tokenizer in a folder or a .gguf file, chat template included; None where there is none.
+def load_tokenizer(path: str | Path | GGUFFile) -> PreTrainedTokenizerFast | None:
+    """The tokenizer in a folder or a .gguf file, read already or not; chat template included; None where there is none.
 
     Only local files are read, and no code from the folder is run. `decode` never tidies spaces: its text is what the
     tokens say. Raises FileNotFoundError for a path that does not exist, and ValueError, naming the file and where
     there is one the key, for what is incomplete, corrupt or not supported.
     """
+    if isinstance(path, GGUFFile):
+        return tokenizer_from_gguf(path)
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    return _from_folder(path) if path.is_dir() else tokenizer_from_gguf(path)
+    return _from_folder(path) if path.is_dir() else tokenizer_from_gguf(gguf_file.read(path))
 
 
 def _from_folder(path: Path) -> PreTrainedTokenizerFast | None:

@@ -5,25 +5,18 @@ pool is allocated; writes and reads follow the pool.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.paged_attention.gpu import GPU
 from kernels_pallas.paged_attention.interface import LOWEST, Implementation, PoolSpec, Variant
-from kernels_pallas.paged_attention.reference import Reference
-from kernels_pallas.paged_attention.tpu import TPU
 
 # The interpreted ones run a kernel's own code on any platform, slowly: for tests.
-_IMPLEMENTATIONS: dict[str, Implementation] = {
-    "reference": Reference(),
-    "tpu": TPU(),
-    "tpu_interpret": TPU(interpret=True),
-    "gpu": GPU(),
-    "gpu_interpret": GPU(interpret=True),
-}
+_NAMES = ("gpu", "gpu_interpret", "reference", "tpu", "tpu_interpret")
 _OF_PLATFORM = {"tpu": "tpu", "gpu": "gpu"}
 
 
@@ -57,10 +50,9 @@ def check_kv_pool(
             raise ValueError(f"{field_name} must be at least 1, not {size}")
     spec = PoolSpec(**sizes, dtype=jnp.dtype(dtype))
     name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
-    if name not in list(_IMPLEMENTATIONS):
-        known = sorted(_IMPLEMENTATIONS)
-        raise ValueError(f"the attention implementation must be one of {known} or None, not {implementation!r}")
-    _IMPLEMENTATIONS[name].check(spec)
+    if name not in _NAMES:
+        raise ValueError(f"the attention implementation must be one of {list(_NAMES)} or None, not {implementation!r}")
+    _implementation(name).check(spec)
     return spec, name
 
 
@@ -84,7 +76,7 @@ def init_kv_pool(
 ) -> KVPool:
     """Allocate one layer's pool, `num_blocks` + 1 blocks of `block_size` positions. Raises as `check_kv_pool` does."""
     spec, name = check_kv_pool(num_blocks, block_size, num_kv_heads, head_dim, dtype, implementation)
-    return KVPool(_IMPLEMENTATIONS[name].init_arrays(spec), spec, name)
+    return KVPool(_implementation(name).init_arrays(spec), spec, name)
 
 
 def write_kv(
@@ -111,7 +103,7 @@ def write_kv(
             f"write_kv: shapes disagree: k {k.shape}, v {v.shape}, block {block.shape}, offset {offset.shape}, "
             f"a pool of {spec.num_kv_heads} heads of {spec.head_dim}"
         )
-    arrays = _IMPLEMENTATIONS[pool.implementation].write(spec, pool.arrays, k, v, block, offset)
+    arrays = _implementation(pool.implementation).write(spec, pool.arrays, k, v, block, offset)
     return KVPool(arrays, spec, pool.implementation)
 
 
@@ -167,7 +159,7 @@ def paged_attention(
         return q
     if sinks is not None:  # -inf, for a head without one, would be NaN less itself
         sinks = jnp.maximum(sinks.astype(jnp.float32), LOWEST)
-    return _IMPLEMENTATIONS[pool.implementation].attend(
+    return _implementation(pool.implementation).attend(
         spec,
         pool.arrays,
         q,
@@ -177,6 +169,14 @@ def paged_attention(
         sinks,
         variant,
     )
+
+
+@cache
+def _implementation(name: str) -> Implementation:
+    """Imported on first use: Pallas takes a second to import, and on a CPU nothing of it is needed."""
+    kind, _, interpret = name.partition("_")
+    module = import_module(f"kernels_pallas.paged_attention.{kind}")
+    return module.Reference() if kind == "reference" else getattr(module, kind.upper())(interpret=bool(interpret))
 
 
 def _check_integers(function: str, **arrays: Array) -> None:
