@@ -51,6 +51,7 @@ def engine_config(
         max_steps=_plain(max_steps),
         max_stop_ids=max(8, len(model_config.eos_token_ids)),
         fewest_rows=_fewest_rows(kv_dtype),
+        tile_q=16 if jax.default_backend() == "cpu" else 32,  # what padding costs there outweighs the larger product
     )
     free_bytes = _free_bytes()
     _check_room(

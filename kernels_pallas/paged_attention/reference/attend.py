@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.paged_attention.interface import PoolSpec, Variant, check_dtype
-from kernels_pallas.paged_attention.reference.decode import attend_decodes
+from kernels_pallas.paged_attention.reference.lots import attend_tiles
 from kernels_pallas.paged_attention.reference.pages import init_pages, page_size
-from kernels_pallas.paged_attention.reference.prefill import attend_prefills
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,9 @@ class Reference:
         sinks: Float[Array, " H"] | None,
         variant: Variant,
     ) -> Float[Array, "N Q H D"]:
-        """Decodes, and tiles of more rows, each in its own way."""
         num_tiles, rows, num_heads, head_dim = q.shape
         group = num_heads // spec.num_kv_heads
         grouped = q.reshape(num_tiles, rows, spec.num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
         grouped_sinks = None if sinks is None else sinks.astype(jnp.float32).reshape(spec.num_kv_heads, group)
-        if rows == 1:
-            position = jnp.where(num_tokens > 0, first_position, -1)
-            out = attend_decodes(spec, grouped[:, :, :, 0], arrays, block_tables, position, grouped_sinks, variant)
-            return out.astype(q.dtype).reshape(q.shape)
-        out = attend_prefills(spec, grouped, arrays, block_tables, first_position, num_tokens, grouped_sinks, variant)
-        return out.astype(q.dtype).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+        out = attend_tiles(spec, grouped, arrays, block_tables, first_position, num_tokens, grouped_sinks, variant)
+        return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
