@@ -1,0 +1,1 @@
+"""`python -m benchmarks.peers`: the standing workload on other engines, side by side with ours."""
