@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.cpu import compiler_options
 from jaxpaged.engine.events import NOT_FINISHED, Events
 from jaxpaged.engine.requests import Request, Update, check_prompt, new_requests, why_refused
 from jaxpaged.engine.run import Run, compile_run
@@ -69,7 +70,8 @@ class Engine:
         self.config, self.model_config = config, model_config
         self.run_stats: deque[RunStats] = deque(maxlen=_MOST_RUN_STATS)
         graphdef, self._params = nnx.split(model)
-        self._jitted = compile_run(graphdef, config)
+        weight_dtype = jax.tree.leaves(self._params)[0].dtype
+        self._jitted = compile_run(graphdef, config, compiler_options(weight_dtype, config.max_num_seqs))
         self._run: Run = self._jitted
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)

@@ -32,10 +32,12 @@ def run_loop(
     return jax.lax.while_loop(goes_on, body, (state, init_events(config)))
 
 
-def compile_run(graphdef: nnx.GraphDef, config: EngineConfig) -> jax.stages.Wrapped:
+def compile_run(
+    graphdef: nnx.GraphDef, config: EngineConfig, compiler_options: dict[str, str] | None = None
+) -> jax.stages.Wrapped:
     """The jitted `run(params, state, max_steps)`, a `Run`, of one model and configuration. `state` is donated."""
 
     def run(params: nnx.State, state: EngineState, max_steps: ArrayLike) -> tuple[EngineState, Events]:
         return run_loop(forward_and_sample_of(nnx.merge(graphdef, params), config), state, max_steps, config)
 
-    return jax.jit(run, donate_argnames="state")
+    return jax.jit(run, donate_argnames="state", compiler_options=compiler_options)

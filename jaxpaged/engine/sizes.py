@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.engine.config import EngineConfig, Policy
+from jaxpaged.engine.cpu import cpu_features
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.sampling_params import is_int
 
@@ -95,8 +96,7 @@ def best_dtype(max_num_seqs: int) -> np.dtype:
 
 
 def _cpu_multiplies_bfloat16() -> bool:
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpuinfo.read_text().split())
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_features())
 
 
 def _fewest_rows(dtype: np.typing.DTypeLike) -> int:
