@@ -53,7 +53,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, it ends the peers, too
     try:
         return _run(args)
     except KeyboardInterrupt:
@@ -138,4 +137,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, it ends the peers, too
     sys.exit(main())
