@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from checkpoints import folder, gguf_file
 from checkpoints.files import StoredTensor
-from checkpoints.place import place
+from checkpoints.place import Placement, plan
 from checkpoints.rules import GGUF_TABLES, HF_TABLES
 from jaxpaged.models import Llama, ModelConfig
 
@@ -27,17 +27,22 @@ class Checkpoint:
     config: ModelConfig
     gguf: gguf_file.GGUFFile | None
 
-    def load(self, dtype: DTypeLike = np.float32) -> Llama:
-        """The model. Weights become `dtype` (float32 or bfloat16); quantized ones are dequantized.
+    def plan(self, dtype: DTypeLike = np.float32) -> Placement:
+        """Find each parameter's tensor; `load()` of what it returns reads them.
 
-        Every tensor is placed exactly once. Raises ValueError, naming the file and where there is one the tensor, for
-        anything missing, left over, misshaped, truncated, corrupt or not supported.
+        Weights become `dtype` (float32 or bfloat16); quantized ones are dequantized. Every tensor is placed exactly
+        once. Raises ValueError, naming the file and where there is one the tensor, for anything missing, left over,
+        misshaped, truncated or not supported.
         """
         if jnp.dtype(dtype).name not in DTYPES:
             raise ValueError(f"dtype={jnp.dtype(dtype).name} is not supported (supported: {', '.join(DTYPES)})")
         tables = GGUF_TABLES if self.gguf else HF_TABLES
         tensors = self.gguf.tensors if self.gguf else folder.read_tensors(self.path)
-        return place(self.path, self.config, tables[self.config.family], tensors, dtype)
+        return plan(self.path, self.config, tables[self.config.family], tensors, dtype)
+
+    def load(self, dtype: DTypeLike = np.float32) -> Llama:
+        """The model. Raises what `plan` and `Placement.load` raise."""
+        return self.plan(dtype).load()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -19,12 +20,34 @@ from jaxpaged.models.build import ParamPath
 _TENSORS_AT_ONCE = 4
 
 
-def place(
-    path: Path, config: ModelConfig, table: Table, tensors: Mapping[str, StoredTensor], dtype: DTypeLike
-) -> Llama:
-    """The model of `config` with the checkpoint's values in `dtype`. `path` is what errors call the checkpoint.
+@dataclass(frozen=True)
+class Placement:
+    """Which stored tensor becomes which parameter, by which rule."""
 
-    Every name and shape is checked before a value is read. Few tensors are held twice at any time, never the model.
+    config: ModelConfig
+    dtype: DTypeLike
+    chosen: Mapping[ParamPath, tuple[StoredTensor, Rule]]
+
+    def load(self) -> Llama:
+        """The model with the checkpoint's values. Few tensors are held twice at any time, never the model.
+
+        Raises ValueError naming a tensor whose values are not finite.
+        """
+
+        def load(target: ParamPath) -> jax.Array:
+            return _load(self.config, *self.chosen[target], target, self.dtype)
+
+        # numpy works outside of Python's lock.
+        with ThreadPoolExecutor(_TENSORS_AT_ONCE) as pool:
+            params = dict(zip(self.chosen, pool.map(load, self.chosen), strict=True))
+        return from_params(self.config, self.dtype, params)
+
+
+def plan(
+    path: Path, config: ModelConfig, table: Table, tensors: Mapping[str, StoredTensor], dtype: DTypeLike
+) -> Placement:
+    """Find each parameter's tensor, and check every name and shape. `path` is what errors call the checkpoint.
+
     Raises ValueError naming the tensors that are missing, left over or misshaped.
     """
     layers = config.num_layers
@@ -36,13 +59,7 @@ def place(
     _check_names(path, table, tensors, [key for key, _ in rules.values()])
     chosen = {target: (tensors[key], rule) for target, (key, rule) in rules.items()}
     _check_shapes([(tensor, _stored_shape(target, shapes[target].shape)) for target, (tensor, _) in chosen.items()])
-
-    def load(target: ParamPath) -> jax.Array:
-        return _load(config, *chosen[target], target, dtype)
-
-    # numpy works outside of Python's lock.
-    with ThreadPoolExecutor(_TENSORS_AT_ONCE) as pool:
-        return from_params(config, dtype, dict(zip(chosen, pool.map(load, chosen), strict=True)))
+    return Placement(config, dtype, chosen)
 
 
 def _check_names(path: Path, table: Table, tensors: Mapping[str, StoredTensor], needed: Sequence[str]) -> None:

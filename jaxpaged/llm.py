@@ -3,8 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -103,6 +102,9 @@ class LLM:
             attention_implementation,
         )
         check_platform(implementation)
+        # What can be refused is refused before the long work.
+        self._tokenizer = load_tokenizer(checkpoint.gguf or checkpoint.path)
+        placement = checkpoint.plan(real_dtype)
         self.engine = Engine(
             abstract_model(model_config, real_dtype),
             model_config,
@@ -114,12 +116,9 @@ class LLM:
         )
         rows = ", ".join(str(bucket.rows) for bucket in config.buckets)
         # XLA works outside of Python's lock: the weights come in while it compiles.
-        with (
-            _clock(f"compiling buckets of {rows} rows") as clock,
-            _in_background(self.engine.warm_up) as compiling,
-        ):
-            self._tokenizer = load_tokenizer(checkpoint.gguf or checkpoint.path)
-            self.engine.update_weights(nnx.state(checkpoint.load(real_dtype)))
+        with _clock(f"compiling buckets of {rows} rows") as clock, ThreadPoolExecutor(1) as worker:
+            compiling = worker.submit(self.engine.warm_up)
+            self.engine.update_weights(nnx.state(placement.load()))
             while not wait([compiling], timeout=1).done:
                 clock.refresh()
             compiling.result()
@@ -289,16 +288,6 @@ class LLM:
             outputs=[CompletionOutput(0, decoded, request.token_ids, reason)],
             metrics=RequestMetrics(request.arrival_time, first_token_time, finish_time),
         )
-
-
-@contextmanager
-def _in_background(function: Callable[[], None]) -> Iterator[Future[None]]:
-    """Runs it beside what stands in the `with`; an error there is not held up by it."""
-    worker = ThreadPoolExecutor(1)
-    try:
-        yield worker.submit(function)
-    finally:
-        worker.shutdown(wait=False)
 
 
 def _clock(what: str) -> tqdm:

@@ -133,7 +133,7 @@ def test_bad_settings(field: str, value: object, says: str) -> None:
 
 def test_a_kernel_that_does_not_take_the_model(monkeypatch) -> None:
     """It is refused before the weights are read, and nothing else is taken in its place."""
-    monkeypatch.setattr("checkpoints.Checkpoint.load", None)
+    monkeypatch.setattr("checkpoints.Checkpoint.plan", None)
     with pytest.raises(
         NotImplementedError, match=r"block_size 4 .*takes multiples of 16.*head_dim .*takes 64, 96, 128"
     ):
