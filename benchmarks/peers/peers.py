@@ -37,6 +37,7 @@ PEERS = {
         Peer(BASELINE, "ours", None, "float32"),
         Peer("ours-bf16", "ours", None, "bfloat16"),
         Peer("vllm", "vllm", "vllm", "float32", env=_VLLM),
+        Peer("vllm-auto", "vllm", "vllm", "float32", env=_VLLM | {"VLLM_CPU_OMP_THREADS_BIND": "auto"}),
         Peer("vllm-bf16", "vllm", "vllm", "bfloat16", env=_VLLM),
         Peer("transformers", "transformers", "transformers", "float32"),
         Peer("llama-cpp", "llama_cpp", "llama-cpp", "float16", "gguf"),
