@@ -5,7 +5,6 @@ pool is allocated; writes and reads follow the pool.
 """
 
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 
 import jax
@@ -17,6 +16,7 @@ from kernels_pallas.paged_attention.interface import LOWEST, Implementation, Poo
 
 # The interpreted ones run a kernel's own code on any platform, slowly: for tests.
 _NAMES = ("gpu", "gpu_interpret", "reference", "tpu", "tpu_interpret")
+_IMPLEMENTATIONS: dict[str, Implementation] = {}  # those that were asked for
 _OF_PLATFORM = {"tpu": "tpu", "gpu": "gpu"}
 
 
@@ -50,7 +50,7 @@ def check_kv_pool(
             raise ValueError(f"{field_name} must be at least 1, not {size}")
     spec = PoolSpec(**sizes, dtype=jnp.dtype(dtype))
     name = _OF_PLATFORM.get(jax.default_backend(), "reference") if implementation is None else implementation
-    if name not in _NAMES:
+    if name not in (*_NAMES, *_IMPLEMENTATIONS):
         raise ValueError(f"the attention implementation must be one of {list(_NAMES)} or None, not {implementation!r}")
     _implementation(name).check(spec)
     return spec, name
@@ -171,12 +171,15 @@ def paged_attention(
     )
 
 
-@cache
 def _implementation(name: str) -> Implementation:
     """Imported on first use: Pallas takes a second to import, and on a CPU nothing of it is needed."""
-    kind, _, interpret = name.partition("_")
-    module = import_module(f"kernels_pallas.paged_attention.{kind}")
-    return module.Reference() if kind == "reference" else getattr(module, kind.upper())(interpret=bool(interpret))
+    if name not in _IMPLEMENTATIONS:
+        kind, _, interpret = name.partition("_")
+        module = import_module(f"kernels_pallas.paged_attention.{kind}")
+        is_reference = kind == "reference"
+        made = module.Reference() if is_reference else getattr(module, kind.upper())(interpret=bool(interpret))
+        _IMPLEMENTATIONS[name] = made
+    return _IMPLEMENTATIONS[name]
 
 
 def _check_integers(function: str, **arrays: Array) -> None:
