@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +48,20 @@ def lowered(shape: Shape, tiles: int, tokens: int, block_size: int, dtype: str) 
 
 
 def kernels(text: str) -> list[str]:
-    """Names of the Triton kernels, in order."""
-    calls = [line for line in text.splitlines() if "@__gpu$xla.gpu.triton(" in line]
-    return [re.findall(r'name = "(\w+)"', call)[-1] for call in calls]
+    """Names of the Triton kernels, in the order and as often as the program runs past them: calls are followed."""
+    bodies = dict(re.findall(r"^  func\.func \w+ @(\w+)\((.*?)^  }$", text, re.MULTILINE | re.DOTALL))
+
+    @cache
+    def inside(function: str) -> tuple[str, ...]:
+        found: list[str] = []
+        for line in bodies[function].splitlines():
+            if "@__gpu$xla.gpu.triton(" in line:
+                found.append(re.findall(r'name = "(\w+)"', line)[-1])
+            elif called := re.search(r"\bcall @(\w+)\(", line):
+                found += inside(called[1])
+        return tuple(found)
+
+    return list(inside("main"))
 
 
 @pytest.mark.parametrize("block_size", [16, 256])
