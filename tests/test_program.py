@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,17 @@ def start(tmp_path, cache) -> Callable[..., subprocess.Popen[str]]:
         root = str(Path(__file__).parents[1])
         environment = os.environ | {"PYTHONPATH": root, "JAX_COMPILATION_CACHE_DIR": str(cache)}
         pipe, none = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdin=none, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=tmp_path,
+            text=True,
+            stdin=none,
+            stdout=pipe,
+            stderr=pipe,
+            # What a shell starts in the background ignores Control-C, and hands that on.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
 
     return start
 
