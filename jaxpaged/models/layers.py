@@ -43,10 +43,12 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((outer,), dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "T inner"]) -> Float[Array, "T outer"]:
+        return self.in_float32(x).astype(x.dtype)
+
+    def in_float32(self, x: Float[Array, "T inner"]) -> Float[Array, "T outer"]:
+        """The result as it was accumulated, for more to be computed with it before it is rounded."""
         y = matmul(x, self.kernel[...])
-        if self.bias is not None:
-            y = y + self.bias[...].astype(jnp.float32)
-        return y.astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
 
 class Embedding(nnx.Module):
@@ -102,7 +104,7 @@ class Attention(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)), rounded to the dtype of x between the products alone."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool, dtype: DTypeLike) -> None:
         self.gate = Linear(hidden_size, intermediate_size, bias=bias, dtype=dtype)
@@ -110,4 +112,5 @@ class GatedMLP(nnx.Module):
         self.down = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype)
 
     def __call__(self, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        gated = jax.nn.silu(self.gate.in_float32(x)) * self.up.in_float32(x)
+        return self.down(gated.astype(x.dtype))

@@ -12,10 +12,10 @@ from kernels_pallas.paged_attention.interface import PoolSpec, Variant
 from kernels_pallas.paged_attention.reference import softmax
 from kernels_pallas.paged_attention.reference.pages import page_size, page_tables, read_pages
 
-# Enough work for a turn of a loop, and little enough to stay in cache: of 4, 8 and 16 tiles and of 64, 128 and 256
+# Enough work for a turn of a loop, and little enough to stay in cache: of 4 to 64 tiles and of 64, 128 and 256
 # positions the best or near it for decodes and for prefills (docs/architecture.md). One tile has no neighbours.
-_TILES_AT_ONCE = 8
-_POSITIONS_AT_ONCE = 128
+_TILES_AT_ONCE = 16
+_POSITIONS_AT_ONCE = 64
 _POSITIONS_OF_ONE = 256
 
 
