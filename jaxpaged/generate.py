@@ -45,6 +45,16 @@ def build_parser() -> argparse.ArgumentParser:
     sampling.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest (%(default)s)"
     )
+    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: from all")
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest with this share (%(default)s)"
+    )
+    sampling.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="and this share of the likeliest at least (%(default)s)"
+    )
+    sampling.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: repeat less (%(default)s)"
+    )
     sampling.add_argument("--seed", type=int, default=0, metavar="N", help="for a temperature above 0 (%(default)s)")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
 
@@ -95,7 +105,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     params = SamplingParams(
-        temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed, ignore_eos=args.ignore_eos
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+        ignore_eos=args.ignore_eos,
     )
     texts = _read_prompts(args)
     start = time.perf_counter()

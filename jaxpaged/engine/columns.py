@@ -1,7 +1,7 @@
 """Tables of named columns in one array: a step reads a row, and writes it, at once and not column by column.
 
-A table is a dataclass of int32 and bool arrays of one shape. Packed, they stand side by side along one axis, as int32,
-in the order of the fields.
+A table is a dataclass of arrays of one shape, each int32, uint32, float32 or bool. Packed, they stand side by side
+along one axis in the order of the fields, as int32: numbers by their bits.
 """
 
 from dataclasses import fields
@@ -19,17 +19,19 @@ def pack(table: Any, axis: int) -> Int32[Array, "..."]:
     packed = jnp.zeros((), jnp.int32)
     # Selected, and not concatenated: a selection is fused with what computes the columns.
     for i, values in enumerate(columns):
-        is_flag = values.dtype == bool
-        packed = jnp.where((place == i) & values, 1, packed) if is_flag else jnp.where(place == i, values, packed)
+        if values.dtype == bool:
+            packed = jnp.where((place == i) & values, 1, packed)
+        else:
+            packed = jnp.where(place == i, values.view(jnp.int32), packed)
     return packed
 
 
 def unpack[T](kind: type[T], packed: Any, axis: int) -> T:
     """The columns along `axis`, by name. On the host they are views of `packed`, but for the booleans."""
     columns = {}
-    for i, (name, is_flag) in enumerate(_names(kind).items()):
+    for i, (name, dtype) in enumerate(_names(kind).items()):
         values = packed[(..., i, *(slice(None),) * (-1 - axis))]
-        columns[name] = values != 0 if is_flag else values
+        columns[name] = values != 0 if dtype == "bool" else values if dtype == "int32" else values.view(dtype)
     return kind(**columns)
 
 
@@ -37,7 +39,7 @@ def num_columns(kind: type) -> int:
     return len(_names(kind))
 
 
-def _names(kind: Any) -> dict[str, bool]:
-    """Of the columns, and whether they are bool."""
+def _names(kind: Any) -> dict[str, str]:
+    """Of the columns, and their dtypes."""
     annotations: dict[str, Any] = {column.name: column.type for column in fields(kind)}
-    return {name: "bool" in annotation.dtypes for name, annotation in annotations.items()}
+    return {name: annotation.dtypes[0] for name, annotation in annotations.items()}

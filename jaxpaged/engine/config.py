@@ -36,6 +36,7 @@ class EngineConfig:
     max_model_len: the longest sequence, prompt and output together, in tokens.
     max_steps: the most steps of one run, which the event buffer has room for.
     max_stop_ids: the most stop token ids (EOS among them) of a request.
+    max_listed_tokens: the most token ids that a request may allow or bias.
     tile_q: query tokens of one prefill tile.
     fewest_rows: to which a step with less to decode is padded, where fewer rows take longer.
     """
@@ -48,7 +49,8 @@ class EngineConfig:
     max_model_len: int
     schedule: Policy = "mixed"
     max_steps: int = 64
-    max_stop_ids: int = 8
+    max_stop_ids: int = 16
+    max_listed_tokens: int = 256
     tile_q: int = 32
     fewest_rows: int = 1
 

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.cpu import compiler_options
 from jaxpaged.engine.events import NOT_FINISHED, Events
-from jaxpaged.engine.requests import Request, Update, check_prompt, new_requests, why_refused
+from jaxpaged.engine.requests import Request, Update, check_params, check_prompt, new_requests, stop_ids_of, why_refused
 from jaxpaged.engine.run import Run, compile_run
 from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
 from jaxpaged.engine.stats import RunStats, run_stats
@@ -140,7 +140,7 @@ class Engine:
             prompt_token_ids=prompt,
             params=params,
             seed=own_seed if params.seed is None else int(params.seed),
-            stop_ids=() if params.ignore_eos else self.model_config.eos_token_ids,
+            stop_ids=stop_ids_of(params, self.model_config.eos_token_ids),
             arrival_time=time.perf_counter(),
         )
         self._unfinished[seq] = request
@@ -190,6 +190,7 @@ class Engine:
     def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
+        check_params(params, self.model_config.eos_token_ids, self.model_config.vocab_size, self.config)
         return check_prompt(prompt_token_ids, self.model_config.vocab_size)
 
     @property

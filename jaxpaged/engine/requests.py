@@ -1,16 +1,21 @@
 """The host's side of a request: checked input on its way to the device, and what has come back so far."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.sampling import Sampling
 from jaxpaged.engine.state import NO_TOKEN, NewRequests
 from jaxpaged.outputs import FinishReason
 from jaxpaged.sampling_params import SamplingParams, is_int
+
+_MOST_TOTAL_LEN = 2**30  # far above any, and far below what int32 holds
 
 
 @dataclass
@@ -76,20 +81,87 @@ def why_refused(prompt_len: int, params: SamplingParams, config: EngineConfig) -
     return None
 
 
+def check_params(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int, config: EngineConfig) -> None:
+    """Raise ValueError, naming the field, if the model or the engine cannot do what `params` ask."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            if token >= vocab_size:
+                raise ValueError(f"{name}: {token} is outside the vocabulary of {vocab_size} tokens")
+    stop_ids = stop_ids_of(params, eos_token_ids)
+    if len(stop_ids) > config.max_stop_ids:
+        raise ValueError(f"stop_token_ids and EOS are {len(stop_ids)} ids, max_stop_ids is {config.max_stop_ids}")
+    if len(params.listed_tokens) > config.max_listed_tokens:
+        name = "logit_bias" if params.allowed_token_ids is None else "allowed_token_ids"
+        raise ValueError(f"{name} has {len(params.listed_tokens)} ids, max_listed_tokens is {config.max_listed_tokens}")
+    if params.min_tokens and params.allowed_token_ids is not None and set(params.listed_tokens) <= set(stop_ids):
+        raise ValueError(
+            "allowed_token_ids are stop ids alone, and min_tokens forbids these: nothing could be generated"
+        )
+
+
+def stop_ids_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The token ids that end the request, each once."""
+    eos = () if params.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys([*eos, *(params.stop_token_ids or ())]))
+
+
 def new_requests(requests: Sequence[Request], rows: Sequence[int], width: int, config: EngineConfig) -> NewRequests:
     """`requests` and the rows they go to as the arrays that `enqueue` takes, padded to `width` of them."""
     row = np.full(width, config.num_rows, np.int32)
     seq, prompt_len, most = (np.zeros(width, np.int32) for _ in range(3))
     tokens = np.zeros((width, config.max_model_len), np.int32)
     stop_ids = np.full((width, config.max_stop_ids), NO_TOKEN, np.int32)
-    temperature, seed = np.zeros(width, np.float32), np.zeros(width, np.uint32)
+    listed_ids = np.full((width, config.max_listed_tokens), NO_TOKEN, np.int32)
+    listed_bias = np.zeros((width, config.max_listed_tokens), np.float32)
     for i, request in enumerate(requests):
-        length = len(request.prompt_token_ids)
+        length, own_list = len(request.prompt_token_ids), request.params.listed_tokens
         row[i], seq[i], prompt_len[i] = rows[i], request.seq, length
         tokens[i, :length] = request.prompt_token_ids
         most[i] = max_total_len(length, request.params, config)
         stop_ids[i, : len(request.stop_ids)] = request.stop_ids
-        temperature[i] = min(request.params.temperature, float(np.finfo(np.float32).max))
-        seed[i] = request.seed
-    columns = (row, seq, tokens, prompt_len, most, stop_ids, temperature, seed)
-    return NewRequests(*map(jnp.asarray, columns))
+        listed_ids[i, : len(own_list)], listed_bias[i, : len(own_list)] = list(own_list), list(own_list.values())
+    return NewRequests(
+        row=jnp.asarray(row),
+        seq=jnp.asarray(seq),
+        tokens=jnp.asarray(tokens),
+        prompt_len=jnp.asarray(prompt_len),
+        max_total_len=jnp.asarray(most),
+        stop_ids=jnp.asarray(stop_ids),
+        sampling=_sampling(requests, width),
+        listed_ids=jnp.asarray(listed_ids),
+        listed_bias=jnp.asarray(listed_bias),
+    )
+
+
+def _sampling(requests: Sequence[Request], width: int) -> Sampling:
+    params = [request.params for request in requests]
+
+    def column(values: Iterable[float], dtype: DTypeLike = np.float32) -> Array:
+        padded = np.zeros(width, dtype)
+        padded[: len(params)] = np.fromiter(values, dtype)
+        return jnp.asarray(padded)
+
+    def numbers(name: str) -> Array:
+        """What is too large for a float32 is its largest."""
+        most = float(np.finfo(np.float32).max)
+        return column(min(float(getattr(own, name)), most) for own in params)
+
+    return Sampling(
+        temperature=numbers("temperature"),
+        seed=column((request.seed for request in requests), np.uint32),
+        top_k=column((max(0, own.top_k) for own in params), np.int32),
+        top_p=numbers("top_p"),
+        min_p=numbers("min_p"),
+        repetition_penalty=numbers("repetition_penalty"),
+        presence_penalty=numbers("presence_penalty"),
+        frequency_penalty=numbers("frequency_penalty"),
+        min_total_len=column((_min_total_len(request) for request in requests), np.int32),
+        has_list=column((bool(own.listed_tokens) for own in params), bool),
+        only_listed=column((own.allowed_token_ids is not None for own in params), bool),
+    )
+
+
+def _min_total_len(request: Request) -> int:
+    """0 for a request that may stop at once."""
+    least = request.params.min_tokens
+    return len(request.prompt_token_ids) + min(least, _MOST_TOTAL_LEN) if least else 0

@@ -1,6 +1,7 @@
 """The nouns: everything the engine knows, as one pytree.
 
-Axes: R rows of the request table, S slots, M blocks of a table, L = max_model_len, K stop ids, N blocks of the pool.
+Axes: R rows of the request table, S slots, M blocks of a table, L = max_model_len, K stop ids, T listed tokens, N
+blocks of the pool.
 """
 
 from dataclasses import dataclass, replace
@@ -8,11 +9,12 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, UInt32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jaxpaged.engine.block_pool import BlockPool, init_block_pool
 from jaxpaged.engine.columns import num_columns, pack, unpack
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.sampling import Sampling, greedy
 from kernels_pallas.paged_attention import KVPool, init_kv_pool
 
 EMPTY, WAITING, RUNNING = 0, 1, 2  # the running ones stand first in the queue's order, the empty rows last
@@ -27,7 +29,8 @@ class Requests:
     status: EMPTY, WAITING or RUNNING. seq: the request's ID, which is also its place in the queue's order.
     slot: S, the number of slots, while it has none. num_blocks: those in its slot's block table.
     cached: tokens consumed as input. prefill_len: total_len at admission; below it the sequence prefills.
-    max_total_len: total_len at which it finishes. temperature_bits, seed_bits: of a float32 and a uint32.
+    max_total_len: total_len at which it finishes. steered: whether its `Sampling` asks for more than the likeliest
+    token.
     """
 
     seq: Int32[Array, " *N"]
@@ -39,18 +42,24 @@ class Requests:
     cached: Int32[Array, " *N"]
     prefill_len: Int32[Array, " *N"]
     max_total_len: Int32[Array, " *N"]
-    temperature_bits: Int32[Array, " *N"]
-    seed_bits: Int32[Array, " *N"]
+    steered: Bool[Array, " *N"]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RequestTable:
-    """One row for each request that is waiting or running. rows: the columns of `Requests`, packed."""
+    """One row for each request that is waiting or running.
+
+    rows, sampling: the columns of `Requests` and of `Sampling`, packed; the latter never change. listed_ids,
+    listed_bias: tokens whose logits change by themselves, and what is added to them.
+    """
 
     rows: Int32[Array, "R C"]
     tokens: Int32[Array, "R L"]
     stop_ids: Int32[Array, "R K"]
+    sampling: Int32[Array, "R C2"]
+    listed_ids: Int32[Array, "R T"]
+    listed_bias: Float32[Array, "R T"]
 
     @property
     def columns(self) -> Requests:
@@ -89,8 +98,9 @@ class NewRequests:
     prompt_len: Int32[Array, " A"]
     max_total_len: Int32[Array, " A"]
     stop_ids: Int32[Array, "A K"]
-    temperature: Float[Array, " A"]
-    seed: UInt32[Array, " A"]
+    sampling: Sampling
+    listed_ids: Int32[Array, "A T"]
+    listed_bias: Float32[Array, "A T"]
 
 
 def init_scheduler(config: EngineConfig) -> tuple[RequestTable, Int32[Array, "S M"], BlockPool]:
@@ -101,6 +111,9 @@ def init_scheduler(config: EngineConfig) -> tuple[RequestTable, Int32[Array, "S 
         rows=pack(replace(nobody, slot=jnp.full(rows, slots, jnp.int32)), axis=-1),
         tokens=jnp.zeros((rows, config.max_model_len), jnp.int32),
         stop_ids=jnp.full((rows, config.max_stop_ids), NO_TOKEN, jnp.int32),
+        sampling=jnp.tile(pack(greedy(), axis=-1), (rows, 1)),
+        listed_ids=jnp.full((rows, config.max_listed_tokens), NO_TOKEN, jnp.int32),
+        listed_bias=jnp.zeros((rows, config.max_listed_tokens), jnp.float32),
     )
     block_tables = jnp.full((slots, config.max_blocks), config.scratch_block, jnp.int32)
     return table, block_tables, init_block_pool(config.num_blocks)
@@ -136,11 +149,17 @@ def enqueue(table: RequestTable, new: NewRequests, no_slot: int) -> RequestTable
         cached=none,
         prefill_len=none,
         max_total_len=new.max_total_len,
-        temperature_bits=new.temperature.view(jnp.int32),
-        seed_bits=new.seed.view(jnp.int32),
+        steered=new.sampling.steers,
     )
+
+    def entered(column: Array, values: Array) -> Array:
+        return column.at[new.row].set(values, mode="drop")
+
     return replace(
         table.write(new.row, requests),
-        tokens=table.tokens.at[new.row].set(new.tokens, mode="drop"),
-        stop_ids=table.stop_ids.at[new.row].set(new.stop_ids, mode="drop"),
+        tokens=entered(table.tokens, new.tokens),
+        stop_ids=entered(table.stop_ids, new.stop_ids),
+        sampling=entered(table.sampling, pack(new.sampling, axis=-1)),
+        listed_ids=entered(table.listed_ids, new.listed_ids),
+        listed_bias=entered(table.listed_bias, new.listed_bias),
     )

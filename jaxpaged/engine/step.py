@@ -44,6 +44,6 @@ def forward_and_sample_of(model: Model, config: EngineConfig) -> ForwardAndSampl
 
     def forward_and_sample(state: EngineState, schedule: Schedule) -> tuple[EngineState, Int32[Array, " S"]]:
         state, hidden = forward(model, state, schedule, config)
-        return state, sample(model.logits, hidden, schedule, config)
+        return state, sample(model.logits, hidden, state.requests, schedule, config)
 
     return forward_and_sample

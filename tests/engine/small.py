@@ -48,11 +48,12 @@ def prompts() -> list[list[int]]:
 @cache
 def plain_outputs() -> list[list[int]]:
     """Greedy, one prompt at a time, the whole sequence through the model for each token."""
+    plain = model()
 
     @jax.jit
     def best(tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
         positions = jnp.where(jnp.arange(len(tokens)) < length, jnp.arange(len(tokens)), -1)
-        logits = model().logits(model()(tokens, positions, causal_attend(positions))[length - 1][None])[0]
+        logits = plain.logits(plain(tokens, positions, causal_attend(positions))[length - 1][None])[0]
         top = jax.lax.top_k(logits, 2)[0]
         return jnp.argmax(logits), top[0] - top[1]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,15 @@ def test_64_ragged_requests_in_one_run() -> None:
     assert not compiles
 
 
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 0.0, "logit_bias": {3: 1.0}, "min_tokens": 2, "stop_token_ids": [4, 5]},
+    {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "allowed_token_ids": range(40), "ignore_eos": True},
+    {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 3},
+)
+
+
 def test_nothing_compiles_after_warm_up() -> None:
     """Whatever the number of requests, their lengths, their sampling, the steps of a run, or an abort."""
     config = engine_config(num_blocks=512, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024)
@@ -77,9 +87,9 @@ def test_nothing_compiles_after_warm_up() -> None:
     with count_compiles() as compiles:
         for count in (1, 2, 8, 20):
             for length in (1, 7, 33, 100, 1000):
-                for temperature in (0.0, 0.7):
+                for sampling in SAMPLINGS:
                     for i in range(count):
-                        engine.add_request([1 + i] * length, SamplingParams(temperature=temperature, max_tokens=1 + i))
+                        engine.add_request([1 + i] * length, SamplingParams(**sampling, max_tokens=5 + i))
                     while engine.has_unfinished_requests():
                         engine.run(1 + count)
         engine.add_request([1, 2, 3], SamplingParams(max_tokens=9))

@@ -85,9 +85,13 @@ def test_a_request_as_rows() -> None:
     assert new.seq[:2].tolist() == [7, 8] and new.prompt_len.tolist() == [3, 1, 0, 0]
     assert new.tokens.shape == (4, config.max_model_len) and new.tokens[0, :4].tolist() == [1, 2, 3, 0]
     assert new.max_total_len[:2].tolist() == [6, 4]
-    assert new.stop_ids[0].tolist() == [2, 5] + [NO_TOKEN] * 6 and set(new.stop_ids[1].tolist()) == {NO_TOKEN}
-    assert new.temperature[0] == 0 and np.isfinite(new.temperature).all() and new.temperature[1] > 1e38
-    assert new.seed[:2].tolist() == [2**32 - 1, 0]
+    assert new.stop_ids[0].tolist() == [2, 5] + [NO_TOKEN] * 14 and set(new.stop_ids[1].tolist()) == {NO_TOKEN}
+    assert (
+        new.sampling.temperature[0] == 0
+        and np.isfinite(new.sampling.temperature).all()
+        and new.sampling.temperature[1] > 1e38
+    )
+    assert new.sampling.seed[:2].tolist() == [2**32 - 1, 0]
 
 
 def test_a_refused_request_harms_no_other() -> None:

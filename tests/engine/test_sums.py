@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jaxpaged.engine.columns import num_columns, pack, unpack
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.sampling import Sampling
 from jaxpaged.engine.schedule import make_schedule, most_new_blocks
 from jaxpaged.engine.state import NewRequests, enqueue, init_state
 from jaxpaged.engine.sums import cumsum, cumsums, exclusive_cumsum, pick
@@ -89,8 +90,9 @@ def _first_step(row: jax.Array, lens: jax.Array) -> jax.Array:
         prompt_len=lens,
         max_total_len=lens + 1,
         stop_ids=jnp.zeros((rows, CONFIG.max_stop_ids), jnp.int32),
-        temperature=jnp.zeros(rows),
-        seed=jnp.zeros(rows, jnp.uint32),
+        sampling=unpack(Sampling, jnp.zeros((rows, num_columns(Sampling)), jnp.int32), axis=-1),
+        listed_ids=jnp.zeros((rows, CONFIG.max_listed_tokens), jnp.int32),
+        listed_bias=jnp.zeros((rows, CONFIG.max_listed_tokens)),
     )
     requests = enqueue(state.requests, new, CONFIG.max_num_seqs)
     schedule = make_schedule(type(state)(requests, state.block_tables, state.block_pool, state.kv), CONFIG)
