@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
     """One completion. `token_ids` include the EOS token that ended it; `text` does not show special tokens.
 
-    finish_reason: "stop" after an EOS token, "length" at max_tokens or max_model_len. text is "" without a tokenizer.
+    finish_reason: "stop" after an EOS token or one of `stop_token_ids`, "length" at max_tokens or max_model_len,
+    "abort" if it was given up. text is "" without a tokenizer.
     """
 
     index: int

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from flax import nnx
 
+from jaxpaged.engine.abort import abort
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.cpu import compiler_options
 from jaxpaged.engine.events import NOT_FINISHED, Events
@@ -35,9 +36,16 @@ _MOST_RUN_STATS = 65_536  # the latest ones; an engine may run for months
 
 
 @dataclass(frozen=True)
+class _Aborted:
+    """A request that the device had. How far it came is known when the runs before are read."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
 class _InFlight:
     events: Events
-    added: list[Event]
+    news: list[Event | _Aborted]
     enqueued: list[Request]
     dispatch_time: float
 
@@ -74,6 +82,7 @@ class Engine:
         self._jitted = compile_run(graphdef, config, compiler_options(weight_dtype, config.max_num_seqs))
         self._run: Run = self._jitted
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
+        self._abort = jax.jit(partial(abort, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
         self._init_state = partial(
             init_state,
@@ -96,13 +105,15 @@ class Engine:
         self._on_host: deque[Request] = deque()  # wait for a queue place
         self._free_rows = deque(range(config.num_rows))
         self._row_of: dict[int, int] = {}  # of the requests that the device has
-        self._added: list[Event] = []  # shown with the run that can see them first
+        self._to_abort: list[int] = []  # those that it still has, and nobody wants
+        self._news: list[Event | _Aborted] = []  # shown with the run that can see it first
         self._in_flight: deque[_InFlight] = deque()
 
     def warm_up(self) -> None:
         """Compile everything a run needs, for every bucket. Nothing compiles after this."""
         self._run = self._jitted.lower(self._params, self._state, np.int32(0)).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
+        self._state = self._abort(self._state, *self._rows_and_ids(()))
         self._state = jax.block_until_ready(self._reset(self._state))
 
     def update_weights(self, weights: nnx.State) -> None:
@@ -129,10 +140,10 @@ class Engine:
         """
         prompt = self._check(prompt_token_ids, params)
         seq = next(self._ids)
-        self._added.append(Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
+        self._news.append(Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
         reason = why_refused(len(prompt), params, self.config)
         if reason:
-            self._added.append(Refused(seq=seq, prompt_len=len(prompt), reason=reason))
+            self._news.append(Refused(seq=seq, prompt_len=len(prompt), reason=reason))
             raise ValueError(_refusal(len(prompt), reason))
         own_seed = int(self._seeds.integers(2**32))  # always drawn: a request's own seed must not shift the others'
         request = Request(
@@ -161,6 +172,8 @@ class Engine:
             most = self.config.max_steps
             raise ValueError(f"max_steps must be an integer from 1 to {most} (config.max_steps), not {max_steps!r}")
         if not self._unfinished:
+            while self._to_abort and self._in_flight:  # those that were aborted did something in them
+                self._read(self._in_flight.popleft())
             self._drop_runs_ahead()
             return []
         self._dispatch(max_steps)
@@ -170,6 +183,24 @@ class Engine:
         if not self._unfinished:
             self._drop_runs_ahead()
         return updates
+
+    def abort(self, seq: int) -> bool:
+        """Give up a request wherever it is; its `finish_reason` is "abort", and it keeps the tokens that it has so far.
+
+        Before the next run its slot and its blocks are free, and nobody else's tokens change. False, and nothing
+        happens, if no such request is unfinished.
+        """
+        request = self._unfinished.pop(seq, None)
+        if request is None:
+            return False
+        request.finish_reason, request.finish_time = "abort", time.perf_counter()
+        if seq in self._row_of:
+            self._to_abort.append(seq)
+            self._news.append(_Aborted(seq))
+        else:
+            self._on_host.remove(request)
+            self._news.append(_cancelled(request))
+        return True
 
     def abort_all(self) -> None:
         """Drop every unfinished request; start from an empty queue and a fresh pool. For use after any exception."""
@@ -181,11 +212,9 @@ class Engine:
         self._on_host.clear()
         self._free_rows = deque(range(self.config.num_rows))
         self._row_of.clear()
+        self._to_abort.clear()
         self._drop_runs_ahead()
-        self._show(
-            Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
-            for request in dropped
-        )
+        self._show(_cancelled(request) for request in dropped)
 
     def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
         if not isinstance(params, SamplingParams):
@@ -200,7 +229,17 @@ class Engine:
     def _to_device(self, requests: list[Request]) -> NewRequests:
         return new_requests(requests, [self._row_of[r.seq] for r in requests], self._enqueue_width, self.config)
 
+    def _rows_and_ids(self, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Of as many requests as `abort` takes at once, or fewer."""
+        rows, seqs = (np.full(self._enqueue_width, self.config.num_rows, np.int32) for _ in range(2))
+        rows[: len(ids)], seqs[: len(ids)] = [self._row_of[seq] for seq in ids], ids
+        return rows, seqs
+
     def _dispatch(self, max_steps: int) -> None:
+        for ids in itertools.batched(self._to_abort, self._enqueue_width):
+            self._state = self._abort(self._state, *self._rows_and_ids(ids))
+            self._free_rows.extend(self._row_of.pop(seq) for seq in ids)
+        self._to_abort = []
         enqueued = []
         while self._on_host and self._free_rows:
             batch: list[Request] = []
@@ -211,15 +250,15 @@ class Engine:
             enqueued += batch
         dispatch_time = time.perf_counter()
         self._state, events = self._run(self._params, self._state, np.int32(max_steps))
-        self._in_flight.append(_InFlight(events, self._added, enqueued, dispatch_time))
-        self._added = []
+        self._in_flight.append(_InFlight(events, self._news, enqueued, dispatch_time))
+        self._news = []
 
     def _read(self, run: _InFlight) -> list[Update]:
         events = jax.device_get(run.events)
         now = time.perf_counter()
         start, self._last_ready = max(run.dispatch_time, self._last_ready), now
         self.run_stats.append(run_stats(events, now - start))
-        self._show(run.added)
+        self._show(run.news)
         num_steps, first_step = int(events.num_steps), self._step
         self._step += num_steps
         if self._emit:
@@ -234,7 +273,9 @@ class Engine:
         steps, new_tokens = events.steps, defaultdict[int, list[int]](list)
         for step, i in np.argwhere(steps.sampled[:num_steps]):
             seq = int(steps.seq[step, i])
-            request = self._unfinished[seq]
+            request = self._unfinished.get(seq)
+            if request is None:  # aborted after this run was dispatched
+                continue
             if request.first_token_time is None:
                 request.first_token_time = now
             new_tokens[seq].append(int(steps.token[step, i]))
@@ -253,16 +294,18 @@ class Engine:
 
     def _drop_runs_ahead(self) -> None:
         """Forget runs whose events nobody needs: nothing was left for them to do, or it is dropped."""
-        added = [event for run in self._in_flight for event in run.added] + self._added
+        news = [event for run in self._in_flight for event in run.news] + self._news
         self._in_flight.clear()
-        self._added = []
-        self._show(added)
+        self._news = []
+        self._show(news)
 
-    def _show(self, events: Iterable[Event]) -> None:
+    def _show(self, events: Iterable[Event | _Aborted]) -> None:
         """Trace what happened outside of any run, before the next step."""
         if self._emit:
             for event in events:
-                self._emit(msgspec.structs.replace(event, step=self._step))
+                shown = self._tracer.cancelled(event.seq) if isinstance(event, _Aborted) else event
+                if shown:
+                    self._emit(msgspec.structs.replace(shown, step=self._step))
 
     def _microseconds(self, moment: float) -> int:
         return int((moment - self._started) * 1e6)
@@ -270,6 +313,10 @@ class Engine:
 
 def _described(weights: nnx.State) -> tuple[Any, ...]:
     return jax.tree.structure(weights), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(weights)]
+
+
+def _cancelled(request: Request) -> Cancelled:
+    return Cancelled(seq=request.seq, prompt_len=len(request.prompt_token_ids), total_len=request.total_len)
 
 
 def _refusal(prompt_len: int, reason: str) -> str:

@@ -41,6 +41,15 @@ class Tracer:
         self._sequences[seq] = _Sequence(prompt_len, prompt_len, [])
         self._queue(seq)
 
+    def cancelled(self, seq: int) -> trace.Cancelled | None:
+        """The request leaves before the next step; None if it has finished."""
+        sequence = self._sequences.pop(seq, None)
+        if sequence is None:
+            return None
+        if seq in self._waiting:
+            self._dequeue(seq)
+        return trace.Cancelled(seq=seq, prompt_len=sequence.prompt_len, total_len=sequence.total_len)
+
     def run(self, events: Events, first_step: int, start_us: int, end_us: int) -> Iterator[trace.Event]:
         """The events of one run, whose first step is number `first_step`.
 

@@ -16,6 +16,8 @@ Written from the rules alone. Where they leave room, the oracle reads them so:
 - *`needs` of `slots`* is 1. `free` is in all four what admission saw when it ended.
 - *The queue* holds every request that was added; places on the device are not counted (they change no decision).
 - *The commit* handles the scheduled sequences by ID whatever their phase: `FINISHED` lines and releases are in order.
+- *Aborts*: a request leaves at once, so what it held serves the next step; `CANCELLED` comes with `ADDED` and
+  `REFUSED`, in the order of the calls.
 - *Tokens*: `next_token(seq, position)` gives the token at index `position` of the sequence's buffer, so a sequence that
   was preempted draws what it would have drawn.
 """
@@ -25,7 +27,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpaged.trace import Added, Event, Finished, Preempted, Refused, Scheduled, Waiting
+from jaxpaged.trace import Added, Cancelled, Event, Finished, Preempted, Refused, Scheduled, Waiting
 from jaxpaged.trace.events import WaitingReason
 
 
@@ -107,6 +109,19 @@ class Oracle:
         else:
             self.waiting.append(request)
         return request.seq
+
+    def abort(self, seq: int) -> None:
+        """Between two steps. Nothing happens to a request that has finished or was refused."""
+        request = self.requests[seq]
+        if request in self.running:
+            self.leave(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            return
+        self.news.append(
+            Cancelled(seq=seq, prompt_len=request.prompt_len, total_len=request.total_len, step=self.step_number)
+        )
 
     def never_fits(self, request: Request) -> str | None:
         if request.prompt_len + 1 > self.config.max_model_len:

@@ -1,7 +1,7 @@
 """What hypothesis draws: limits, and mixes of requests that press against them.
 
-A mix is a list of rounds: add these requests, then run at most so many steps. After the last round one runs until
-nothing is left. That is how the device engine is driven too, so both see every request at the same step.
+A mix is a list of rounds: abort these requests, add those, then run at most so many steps. After the last round one
+runs until nothing is left. That is how the device engine is driven too, so both see every request at the same step.
 """
 
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ class RequestSpec:
 class Round:
     requests: tuple[RequestSpec, ...]
     max_steps: int
+    aborts: tuple[int, ...] = ()  # places in the list of all requests; those that are not there yet are left out
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def mixes(draw: st.DrawFn, config: OracleConfig, max_requests: int = 12) -> Mix:
     requests = st.builds(RequestSpec, prompt_lens, max_tokens, stop_ids)
     # The size is drawn first: hypothesis' own lists are mostly short, and a crowd is what fills slots and budget.
     batches = st.integers(1, max_requests // 2).flatmap(lambda n: st.lists(requests, min_size=n, max_size=n).map(tuple))
-    rounds = st.lists(st.builds(Round, batches, st.integers(0, 12)), min_size=1, max_size=4)
+    aborts = st.lists(st.integers(0, max_requests), max_size=4, unique=True).map(tuple)
+    rounds = st.lists(st.builds(Round, batches, st.integers(0, 12), aborts), min_size=1, max_size=4)
     return Mix(tuple(draw(rounds)), FakeForward(vocab_size, draw(st.integers(0, 2**32 - 1))))
 
 
@@ -101,6 +103,9 @@ def cases(draw: st.DrawFn) -> tuple[OracleConfig, Mix]:
 def drive(oracle: Oracle, mix: Mix) -> Iterator[list[Event]]:
     """Runs a mix to its end; yields the events of each step."""
     for round_ in mix.rounds:
+        for seq in round_.aborts:
+            if seq < len(oracle.requests):
+                oracle.abort(seq)
         for request in round_.requests:
             oracle.add_request(request.prompt_len, request.max_tokens, request.stop_ids)
         for _ in range(round_.max_steps):
