@@ -11,10 +11,10 @@ from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.state import EMPTY, EngineState
 
 
-def abort(state: EngineState, row: Int32[Array, " A"], seq: Int32[Array, " A"], config: EngineConfig) -> EngineState:
-    """Request `seq[i]` leaves row `row[i]`, in this order. Row R is nobody's; who has finished is gone already."""
+def abort(state: EngineState, row: Int32[Array, " A"], config: EngineConfig) -> EngineState:
+    """The requests in these rows leave, in this order. Row R is nobody's; who has finished holds nothing any more."""
     requests = state.requests[jnp.minimum(row, config.num_rows - 1)]
-    leaves = (row < config.num_rows) & (requests.seq == seq) & (requests.status != EMPTY)
+    leaves = row < config.num_rows
     released = jnp.where(leaves, requests.num_blocks, 0)
     pool = block_pool.release(state.block_pool, state.block_tables, requests.slot, released, last_first=False)
     return replace(state, requests=state.requests.write(row, leave(requests, leaves, EMPTY, config)), block_pool=pool)

@@ -113,7 +113,7 @@ class Engine:
         """Compile everything a run needs, for every bucket. Nothing compiles after this."""
         self._run = self._jitted.lower(self._params, self._state, np.int32(0)).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
-        self._state = self._abort(self._state, *self._rows_and_ids(()))
+        self._state = self._abort(self._state, self._rows_of(()))
         self._state = jax.block_until_ready(self._reset(self._state))
 
     def update_weights(self, weights: nnx.State) -> None:
@@ -229,15 +229,15 @@ class Engine:
     def _to_device(self, requests: list[Request]) -> NewRequests:
         return new_requests(requests, [self._row_of[r.seq] for r in requests], self._enqueue_width, self.config)
 
-    def _rows_and_ids(self, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Of as many requests as `abort` takes at once, or fewer."""
-        rows, seqs = (np.full(self._enqueue_width, self.config.num_rows, np.int32) for _ in range(2))
-        rows[: len(ids)], seqs[: len(ids)] = [self._row_of[seq] for seq in ids], ids
-        return rows, seqs
+    def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
+        """Of as many requests as the device's `abort` takes at once, or fewer."""
+        rows = np.full(self._enqueue_width, self.config.num_rows, np.int32)
+        rows[: len(ids)] = [self._row_of[seq] for seq in ids]
+        return rows
 
     def _dispatch(self, max_steps: int) -> None:
         for ids in itertools.batched(self._to_abort, self._enqueue_width):
-            self._state = self._abort(self._state, *self._rows_and_ids(ids))
+            self._state = self._abort(self._state, self._rows_of(ids))
             self._free_rows.extend(self._row_of.pop(seq) for seq in ids)
         self._to_abort = []
         enqueued = []
