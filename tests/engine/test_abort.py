@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from jaxpaged.engine.engine import Engine
 from jaxpaged.sampling_params import SamplingParams
-from jaxpaged.trace import Cancelled, Event, Finished, check_events
+from jaxpaged.trace import Added, Cancelled, Event, Finished, Scheduled, check_events
 from tests.engine.small import MODEL_CONFIG, engine_config, model, plain_outputs, prompts
 
 PARAMS = SamplingParams(temperature=0, max_tokens=14)
@@ -103,3 +103,16 @@ def test_many_at_once() -> None:
     drain(engine)
     assert requests[149].finish_reason == "length" and len(requests[149].token_ids) == 14
     assert int(engine._state.block_pool.num_free) == config.num_blocks
+
+
+def test_the_trace_shows_what_it_did_last() -> None:
+    """Steps of which the host had not read when it gave up the only request."""
+    engine, events = small_engine()
+    engine.abort_all()
+    events.clear()
+    request = engine.add_request(prompts()[1], PARAMS)
+    engine.run(3)
+    engine.abort(request.seq)
+    engine.run()
+    assert [type(event) for event in events] == [Added, Scheduled, Scheduled, Scheduled, Cancelled]
+    assert events[-1] == Cancelled(seq=request.seq, prompt_len=1, total_len=4, step=events[-2].step + 1)
