@@ -56,6 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: repeat less (%(default)s)"
     )
     sampling.add_argument("--seed", type=int, default=0, metavar="N", help="for a temperature above 0 (%(default)s)")
+    sampling.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end where this text would come; can be given several times"
+    )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
 
     engine = parser.add_argument_group("engine")
@@ -113,6 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         seed=args.seed,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
+        stop=args.stop,
     )
     texts = _read_prompts(args)
     start = time.perf_counter()

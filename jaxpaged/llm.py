@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,14 +16,15 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 import checkpoints
+from jaxpaged.completion_text import CompletionText
 from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.engine import Engine
-from jaxpaged.engine.requests import Request
+from jaxpaged.engine.requests import Request, Update
 from jaxpaged.engine.sizes import best_dtype, engine_config
 from jaxpaged.models import abstract_model
 from jaxpaged.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamedOutput
 from jaxpaged.sampling_params import SamplingParams, is_int
-from jaxpaged.tokenizer import Detokenizer, load_tokenizer
+from jaxpaged.tokenizer import load_tokenizer
 from jaxpaged.trace import Event, open_sink
 from kernels_pallas.paged_attention import check_kv_pool, check_platform
 
@@ -151,13 +153,13 @@ class LLM:
         for index, (prompt, own) in enumerate(zip(each, params, strict=True)):
             try:
                 text, token_ids = self._encode(prompt)
-                self.engine.check_request(token_ids, own)
+                self.engine.check_request(token_ids, self._for_engine(own))
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(each) > 1 else str(error)) from error
             texts.append(text)
             all_token_ids.append(token_ids)
-        requests = self._complete(all_token_ids, params, use_tqdm)
-        return [self._output(request, text) for request, text in zip(requests, texts, strict=True)]
+        completions = self._complete(all_token_ids, params, use_tqdm)
+        return [self._output(*completion, text) for completion, text in zip(completions, texts, strict=True)]
 
     def chat(
         self,
@@ -195,19 +197,18 @@ class LLM:
         """
         (params,) = _params_for_each(sampling_params, 1)
         text, token_ids = self._encode(prompt)
-        self.engine.check_request(token_ids, params)
+        self.engine.check_request(token_ids, self._for_engine(params))
         self._require_idle()
-        detokenizer = Detokenizer(self._tokenizer) if self._tokenizer else None
+        completion = CompletionText(self._tokenizer, params) if self._tokenizer else None
         steps = min(_STREAMED_STEPS, self.engine.config.max_steps)
         try:
-            request = self.engine.add_request(token_ids, params)
+            request = self.engine.add_request(token_ids, self._for_engine(params))
             while request.finish_reason is None:
                 for update in self.engine.run(steps):
-                    piece = detokenizer.add(update.token_ids) if detokenizer else ""
-                    if detokenizer and update.finish_reason:
-                        piece += detokenizer.finish()
-                    final = self._output(request, text) if update.finish_reason else None
-                    yield StreamedOutput(piece, update.token_ids, final)
+                    num_tokens = len(request.token_ids) - len(update.token_ids)
+                    piece = self._take_in(update, request, completion)
+                    final = self._output(request, completion, text) if request.finish_reason else None
+                    yield StreamedOutput(piece, request.token_ids[num_tokens:], final)
         finally:
             # A stream that Python's own end closes has nothing to clean up for.
             if not sys.is_finalizing():
@@ -246,14 +247,40 @@ class LLM:
         if self.engine.has_unfinished_requests():
             raise RuntimeError("the engine is at work: read the open stream to its end, or close() it, first")
 
+    def _for_engine(self, params: SamplingParams) -> SamplingParams:
+        """Without what is done here, where there is text. Raises ValueError if there is none."""
+        if not params.stop:
+            return params
+        if self._tokenizer is None:
+            raise ValueError("stop needs a tokenizer, and this model has none: use stop_token_ids")
+        return replace(params, stop=None)
+
+    def _take_in(self, update: Update, request: Request, completion: CompletionText | None) -> str:
+        """The new text of an update. At a stop string the request ends, and what came after it is cut off."""
+        if completion is None:
+            return ""
+        piece = completion.add(update.token_ids, is_last=update.finish_reason is not None)
+        if completion.stopped_after is not None and len(request.token_ids) >= completion.stopped_after:
+            self.engine.abort(request.seq)
+            del request.token_ids[completion.stopped_after :]
+            request.finish_reason, request.finish_time = "stop", time.perf_counter()
+        return piece
+
     def _complete(
         self, all_token_ids: Sequence[Sequence[int]], params: Sequence[SamplingParams], use_tqdm: bool
-    ) -> list[Request]:
-        """Run checked requests to their end."""
+    ) -> list[tuple[Request, CompletionText | None]]:
+        """Run checked requests to their end. The text is followed on the way only where it can end a request."""
         self._require_idle()
         num_tokens = 0
         try:
-            requests = [self.engine.add_request(ids, own) for ids, own in zip(all_token_ids, params, strict=True)]
+            requests = [
+                self.engine.add_request(ids, self._for_engine(own))
+                for ids, own in zip(all_token_ids, params, strict=True)
+            ]
+            completions = {
+                request.seq: (request, CompletionText(self.get_tokenizer(), own) if own.stop else None)
+                for request, own in zip(requests, params, strict=True)
+            }
             hidden = not (use_tqdm and requests)
             with tqdm(total=len(requests), desc="generate", unit=" requests", disable=hidden) as bar:
                 start = due = time.perf_counter()
@@ -262,12 +289,14 @@ class LLM:
                     steps = min(steps, self.engine.config.max_steps)
                     for update in self.engine.run(steps):
                         num_tokens += len(update.token_ids)
-                        bar.update(update.finish_reason is not None)
+                        request, completion = completions[update.seq]
+                        self._take_in(update, request, completion)
+                        bar.update(request.finish_reason is not None)
                     steps *= 2
                     now = time.perf_counter()
                     bar.set_postfix_str(f"{num_tokens / (now - start):.0f} output tokens/s", refresh=now >= due)
                     due = now + _REFRESH_SECONDS if now >= due else due
-            return requests
+            return list(completions.values())
         finally:
             if self.engine.has_unfinished_requests():
                 self.engine.abort_all()  # an interrupted call leaves nothing for the next one
@@ -277,10 +306,15 @@ class LLM:
         if self._trace:
             self._trace.flush()
 
-    def _output(self, request: Request, text: str | None) -> RequestOutput:
+    def _output(self, request: Request, completion: CompletionText | None, text: str | None) -> RequestOutput:
         reason, first_token_time, finish_time = request.finish_reason, request.first_token_time, request.finish_time
         assert reason and first_token_time and finish_time, "only a finished request has an output"
-        decoded = str(self._tokenizer.decode(request.token_ids, skip_special_tokens=True)) if self._tokenizer else ""
+        if completion:
+            decoded = completion.text
+        else:
+            decoded = (
+                str(self._tokenizer.decode(request.token_ids, skip_special_tokens=True)) if self._tokenizer else ""
+            )
         return RequestOutput(
             request_id=str(request.seq),
             prompt=text,

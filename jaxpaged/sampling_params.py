@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,8 @@ import numpy as np
 
 _MAX_SEED = 2**32 - 1
 _MOST_TOKENS = 2**31 - 1
+_MOST_STOPS = 16
+_LONGEST_STOP = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,9 @@ class SamplingParams:
     one.
     max_tokens: the most tokens to generate, EOS included. stop_token_ids: tokens that end the request, besides EOS.
     ignore_eos: go on after an EOS token; stop_token_ids are heeded still.
+    stop: a string or up to 16 of them, of up to 1,000 characters, that end the request where one stands in its text
+    behind the first min_tokens tokens; the one that is complete first, and the longest of those that end together. The
+    text ends before it, or behind it with include_stop_str_in_output. Needs a tokenizer.
     How many stop_token_ids, and entries of allowed_token_ids or logit_bias, a request may have is set by the engine's
     `EngineConfig`. Lists and mappings are copied.
     """
@@ -52,6 +57,8 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: Collection[int] | None = None
     ignore_eos: bool = False
+    stop: str | Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         self._check_real("temperature", "a finite number of at least 0", lambda x: 0 <= x < math.inf)
@@ -70,8 +77,10 @@ class SamplingParams:
             raise ValueError(f"min_tokens must be at most max_tokens, {self.max_tokens}, not {self.min_tokens!r}")
         if self.seed is not None and (not is_int(self.seed) or not 0 <= self.seed <= _MAX_SEED):
             raise ValueError(f"seed must be None or an integer from 0 to {_MAX_SEED}, not {self.seed!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        self._freeze_stop()
         for name in ("stop_token_ids", "allowed_token_ids"):
             self._freeze_token_ids(name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -101,6 +110,17 @@ class SamplingParams:
         for token in ids:
             _check_token_id(name, token)
         object.__setattr__(self, name, tuple(int(token) for token in ids))
+
+    def _freeze_stop(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else self.stop
+        if isinstance(stop, bytes) or not isinstance(stop, Sequence):
+            raise ValueError(f"stop must be a string or a list of them, not {stop!r:.80}")
+        for one in stop:
+            if not isinstance(one, str) or not 1 <= len(one) <= _LONGEST_STOP:
+                raise ValueError(f"stop: a stop string has 1 to {_LONGEST_STOP} characters, not {one!r:.80}")
+        if len(stop) > _MOST_STOPS:
+            raise ValueError(f"stop must be at most {_MOST_STOPS} strings, not {len(stop)}")
+        object.__setattr__(self, "stop", tuple(stop))
 
     def _freeze_bias(self, bias: Any) -> None:
         if not isinstance(bias, Mapping):

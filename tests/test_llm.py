@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import msgspec
@@ -165,6 +167,46 @@ def test_a_stream_that_ends_inside_a_character(llm) -> None:
     (whole,) = llm.generate("Hello", cut, use_tqdm=False)
     text = "".join(piece.text for piece in llm.stream("Hello", cut))
     assert text == whole.outputs[0].text and text.endswith("\ufffd")
+
+
+def test_stop_strings(llm) -> None:
+    """Each three characters of each text as a stop string: generated and streamed alike, neighbours unchanged."""
+    plain = {prompt: llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0] for prompt in PROMPTS[:4]}
+    for prompt, whole in plain.items():
+        for start in range(len(whole.text) - 2):
+            stop = whole.text[start : start + 3]
+            end = whole.text.index(stop)
+            for include in (False, True):
+                params = replace(GREEDY, stop=["never", stop], include_stop_str_in_output=include)
+                stopped, other = (o.outputs[0] for o in llm.generate([prompt, "b"], [params, GREEDY], use_tqdm=False))
+                assert (stopped.text, stopped.finish_reason) == (whole.text[: end + 3 * include], "stop")
+                assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
+                decode = partial(llm.get_tokenizer().decode, skip_special_tokens=True)
+                assert stop in decode(stopped.token_ids) and stop not in decode(stopped.token_ids[:-1])
+                pieces = list(llm.stream(prompt, params))
+                assert "".join(piece.text for piece in pieces) == stopped.text
+                assert pieces[-1].output and pieces[-1].output.outputs == [stopped]
+                assert tokens_of(pieces) == stopped.token_ids
+        assert other.token_ids == run(llm, "b")[0]
+
+
+def test_a_stop_string_waits_for_min_tokens(llm) -> None:
+    whole = llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0]
+    for least in (0, 3, 8):
+        params = replace(GREEDY, stop=sorted(set(whole.text)), min_tokens=least)
+        (stopped,) = llm.generate("Hello", params, use_tqdm=False)[0].outputs
+        assert len(stopped.token_ids) == max(1, least) and stopped.finish_reason == "stop"
+
+
+def test_stop_strings_need_text(llm, monkeypatch) -> None:
+    params = replace(GREEDY, stop="x")
+    with pytest.raises(ValueError, match=r"^stop needs text, and the engine has token ids alone"):
+        llm.engine.add_request([1, 2], params)
+    tokens = ids(llm, "Hello")
+    monkeypatch.setattr(llm, "_tokenizer", None)
+    for call in (lambda: run(llm, tokens, params), lambda: list(llm.stream(tokens, params))):
+        with pytest.raises(ValueError, match=r"^stop needs a tokenizer, and this model has none: use stop_token_ids$"):
+            call()
 
 
 def test_a_model_without_a_tokenizer(llm, monkeypatch) -> None:

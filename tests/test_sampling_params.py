@@ -29,6 +29,8 @@ from jaxpaged.sampling_params import SamplingParams, is_int
         "stop_token_ids": ("12", b"12", 3, {1: 2}, iter([1])),
         "allowed_token_ids": ("12", 3, {1: 2}),
         "logit_bias": ([1, 2], 3, "1"),
+        "stop": (3, b"x", {"a"}),
+        "include_stop_str_in_output": (0, None, "yes"),
     }.items(),
 )
 def test_bad_values_are_refused_by_name(field: str, values: tuple[object, ...]) -> None:
@@ -48,6 +50,9 @@ def test_bad_values_are_refused_by_name(field: str, values: tuple[object, ...]) 
         ({"stop_token_ids": [[1]]}, "stop_token_ids: [1] is not a token id"),
         ({"allowed_token_ids": [True]}, "allowed_token_ids: True is not a token id"),
         ({"allowed_token_ids": []}, "allowed_token_ids must not be empty: nothing could be generated"),
+        ({"stop": ["a", ""]}, "stop: a stop string has 1 to 1000 characters, not ''"),
+        ({"stop": ["a", 3]}, "stop: a stop string has 1 to 1000 characters, not 3"),
+        ({"stop": ["a"] * 17}, "stop must be at most 16 strings, not 17"),
         ({"logit_bias": {"a": 1}}, "logit_bias: 'a' is not a token id"),
         ({"logit_bias": {1: math.nan}}, "logit_bias[1] must be a number from -100 to 100, not nan"),
         ({"logit_bias": {1: 100.5}}, "logit_bias[1] must be a number from -100 to 100, not 100.5"),

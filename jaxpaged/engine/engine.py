@@ -105,7 +105,6 @@ class Engine:
         self._on_host: deque[Request] = deque()  # wait for a queue place
         self._free_rows = deque(range(config.num_rows))
         self._row_of: dict[int, int] = {}  # of the requests that the device has
-        self._to_abort: list[int] = []  # those that it still has, and nobody wants
         self._news: list[Event | _Aborted] = []  # shown with the run that can see it first
         self._in_flight: deque[_InFlight] = deque()
 
@@ -113,7 +112,7 @@ class Engine:
         """Compile everything a run needs, for every bucket. Nothing compiles after this."""
         self._run = self._jitted.lower(self._params, self._state, np.int32(0)).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
-        self._state = self._abort(self._state, self._rows_of(()))
+        self._state = self._abort(self._state, np.array([self.config.num_rows], np.int32))
         self._state = jax.block_until_ready(self._reset(self._state))
 
     def update_weights(self, weights: nnx.State) -> None:
@@ -172,8 +171,6 @@ class Engine:
             most = self.config.max_steps
             raise ValueError(f"max_steps must be an integer from 1 to {most} (config.max_steps), not {max_steps!r}")
         if not self._unfinished:
-            while self._to_abort and self._in_flight:  # those that were aborted did something in them
-                self._read(self._in_flight.popleft())
             self._drop_runs_ahead()
             return []
         self._dispatch(max_steps)
@@ -187,19 +184,25 @@ class Engine:
     def abort(self, seq: int) -> bool:
         """Give up a request wherever it is; its `finish_reason` is "abort", and it keeps the tokens that it has so far.
 
-        Before the next run its slot and its blocks are free, and nobody else's tokens change. False, and nothing
-        happens, if no such request is unfinished.
+        Its slot and its blocks serve the next run, and nobody else's tokens change. False, and nothing happens, if no
+        such request is unfinished.
         """
         request = self._unfinished.pop(seq, None)
         if request is None:
             return False
         request.finish_reason, request.finish_time = "abort", time.perf_counter()
         if seq in self._row_of:
-            self._to_abort.append(seq)
+            row = self._row_of.pop(seq)
+            self._state = self._abort(self._state, np.array([row], np.int32))
+            self._free_rows.append(row)
             self._news.append(_Aborted(seq))
         else:
             self._on_host.remove(request)
             self._news.append(_cancelled(request))
+        if not self._unfinished:
+            while self._in_flight:  # it did something in them
+                self._read(self._in_flight.popleft())
+            self._drop_runs_ahead()
         return True
 
     def abort_all(self) -> None:
@@ -212,13 +215,14 @@ class Engine:
         self._on_host.clear()
         self._free_rows = deque(range(self.config.num_rows))
         self._row_of.clear()
-        self._to_abort.clear()
         self._drop_runs_ahead()
         self._show(_cancelled(request) for request in dropped)
 
     def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
+        if params.stop:
+            raise ValueError("stop needs text, and the engine has token ids alone: use jaxpaged.LLM, or stop_token_ids")
         check_params(params, self.model_config.eos_token_ids, self.model_config.vocab_size, self.config)
         return check_prompt(prompt_token_ids, self.model_config.vocab_size)
 
@@ -229,17 +233,7 @@ class Engine:
     def _to_device(self, requests: list[Request]) -> NewRequests:
         return new_requests(requests, [self._row_of[r.seq] for r in requests], self._enqueue_width, self.config)
 
-    def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
-        """Of as many requests as the device's `abort` takes at once, or fewer."""
-        rows = np.full(self._enqueue_width, self.config.num_rows, np.int32)
-        rows[: len(ids)] = [self._row_of[seq] for seq in ids]
-        return rows
-
     def _dispatch(self, max_steps: int) -> None:
-        for ids in itertools.batched(self._to_abort, self._enqueue_width):
-            self._state = self._abort(self._state, self._rows_of(ids))
-            self._free_rows.extend(self._row_of.pop(seq) for seq in ids)
-        self._to_abort = []
         enqueued = []
         while self._on_host and self._free_rows:
             batch: list[Request] = []

@@ -93,7 +93,6 @@ def test_its_blocks_are_free_before_the_next_step() -> None:
 
 
 def test_many_at_once() -> None:
-    """More than one call of the device's `abort` takes."""
     config = engine_config(max_num_waiting=150, max_num_seqs=4)
     engine = Engine(model(), MODEL_CONFIG, config)
     requests = [engine.add_request([1 + i % 80, 2], PARAMS) for i in range(150)]
