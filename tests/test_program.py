@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,12 @@ from jaxpaged.trace import check_events, read_jsonl
 from tests.test_generate import SUMMARY
 from tests.tiny_llm import WITHOUT_TOKENIZER
 
+# `python -m jaxpaged.generate`, but what a shell starts in the background ignores Control-C, and hands that on.
+PROGRAM = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("jaxpaged.generate", run_name="__main__", alter_sys=True)
+"""
 SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--block-size", "16", "--num-blocks", "16"]
 
 
@@ -27,21 +32,11 @@ def cache(tmp_path_factory) -> Path:
 @pytest.fixture
 def start(tmp_path, cache) -> Callable[..., subprocess.Popen[str]]:
     def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "jaxpaged.generate", "--model", str(WITHOUT_TOKENIZER), *SMALL, *arguments]
+        command = [sys.executable, "-c", PROGRAM, "--model", str(WITHOUT_TOKENIZER), *SMALL, *arguments]
         root = str(Path(__file__).parents[1])
         environment = os.environ | {"PYTHONPATH": root, "JAX_COMPILATION_CACHE_DIR": str(cache)}
         pipe, none = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(
-            command,
-            env=environment,
-            cwd=tmp_path,
-            text=True,
-            stdin=none,
-            stdout=pipe,
-            stderr=pipe,
-            # What a shell starts in the background ignores Control-C, and hands that on.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdin=none, stdout=pipe, stderr=pipe)
 
     return start
 
