@@ -23,7 +23,7 @@ class SamplingParams:
 
     allowed_token_ids: no other token is generated. logit_bias: -100 to 100, added to the logits of these token ids.
     min_tokens: the tokens that would end the request are not generated before so many others were.
-    repetition_penalty: above 0; the logits of tokens of prompt or output are divided by it where positive, else
+    repetition_penalty: 0.01 to 100; the logits of tokens of prompt or output are divided by it where positive, else
     multiplied (arXiv:1909.05858). frequency_penalty, presence_penalty: -2 to 2; taken from the logits of each token of
     the output, for each time that it stands there and once.
     temperature: 0 takes the most likely token; above, tokens are drawn from softmax(logits / temperature).
@@ -64,7 +64,7 @@ class SamplingParams:
         self._check_real("temperature", "a finite number of at least 0", lambda x: 0 <= x < math.inf)
         self._check_real("top_p", "a number above 0 and at most 1", lambda x: 0 < x <= 1)
         self._check_real("min_p", "a number from 0 to 1", lambda x: 0 <= x <= 1)
-        self._check_real("repetition_penalty", "a finite number above 0", lambda x: 0 < x < math.inf)
+        self._check_real("repetition_penalty", "a number from 0.01 to 100", lambda x: 0.01 <= x <= 100)
         for name in ("presence_penalty", "frequency_penalty"):
             self._check_real(name, "a number from -2 to 2", lambda x: -2 <= x <= 2)
         if not is_int(self.top_k) or not -1 <= self.top_k <= _MOST_TOKENS:

@@ -22,7 +22,7 @@ from jaxpaged.sampling_params import SamplingParams, is_int
         "top_k": (-2, 1.0, "3", True, None, 2**31, math.nan),
         "top_p": (0, -0.1, 1.01, math.nan, math.inf, "1", None, True),
         "min_p": (-0.1, 1.01, math.nan, "0", None, False),
-        "repetition_penalty": (0, -1, math.nan, math.inf, "1", None),
+        "repetition_penalty": (0, -1, 1e-300, 1e300, math.nan, math.inf, "1", None),
         "presence_penalty": (-2.1, 2.1, math.nan, -math.inf, "1", None),
         "frequency_penalty": (-2.1, 2.1, math.nan, math.inf, "1", None),
         "min_tokens": (-1, 17, 1.0, True, None, "2", 2**31),
