@@ -260,7 +260,7 @@ class LLM:
         if completion is None:
             return ""
         piece = completion.add(update.token_ids, is_last=update.finish_reason is not None)
-        if completion.stopped_after is not None and len(request.token_ids) >= completion.stopped_after:
+        if completion.stopped_after is not None:
             self.engine.abort(request.seq)
             del request.token_ids[completion.stopped_after :]
             request.finish_reason, request.finish_time = "stop", time.perf_counter()

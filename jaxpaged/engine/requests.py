@@ -87,13 +87,13 @@ def check_params(params: SamplingParams, eos_token_ids: Sequence[int], vocab_siz
         for token in getattr(params, name) or ():
             if token >= vocab_size:
                 raise ValueError(f"{name}: {token} is outside the vocabulary of {vocab_size} tokens")
-    stop_ids = stop_ids_of(params, eos_token_ids)
+    stop_ids, listed = stop_ids_of(params, eos_token_ids), params.listed_tokens
     if len(stop_ids) > config.max_stop_ids:
         raise ValueError(f"stop_token_ids and EOS are {len(stop_ids)} ids, max_stop_ids is {config.max_stop_ids}")
-    if len(params.listed_tokens) > config.max_listed_tokens:
+    if len(listed) > config.max_listed_tokens:
         name = "logit_bias" if params.allowed_token_ids is None else "allowed_token_ids"
-        raise ValueError(f"{name} has {len(params.listed_tokens)} ids, max_listed_tokens is {config.max_listed_tokens}")
-    if params.min_tokens and params.allowed_token_ids is not None and set(params.listed_tokens) <= set(stop_ids):
+        raise ValueError(f"{name} has {len(listed)} ids, max_listed_tokens is {config.max_listed_tokens}")
+    if params.min_tokens and params.allowed_token_ids is not None and set(listed) <= set(stop_ids):
         raise ValueError(
             "allowed_token_ids are stop ids alone, and min_tokens forbids these: nothing could be generated"
         )

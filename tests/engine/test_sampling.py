@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -24,7 +25,6 @@ from tests.engine.test_sample import sampling
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "processors.npz")
 SETS = json.loads(str(GOLDEN["params"]))
-VOCAB = GOLDEN["logits"].shape[1]
 CONFIG = engine_config(max_num_seqs=64, max_num_waiting=400)
 
 
@@ -154,9 +154,15 @@ def test_drawn_tokens_follow_the_filtered_distribution() -> None:
 # Through the engine
 
 
+@cache
+def shared_engine() -> Engine:
+    """One for all, since each is a compile."""
+    return Engine(model(), EOS_CONFIG, engine_config())
+
+
 def outputs(prompt: int = 0, neighbours: tuple[SamplingParams, ...] = (), **params: object) -> Request:
     """The request of this prompt, greedy but for `params`, in a batch of `neighbours`."""
-    engine = Engine(model(), EOS_CONFIG, engine_config())
+    engine = shared_engine()
     settings = {"temperature": 0.0, "max_tokens": 14} | params
     for i, own in enumerate(neighbours):
         engine.add_request(prompts()[i + 1], own)
@@ -223,6 +229,11 @@ def test_penalties_hold_after_preemption() -> None:
     assert roomy != [request.token_ids for request in run_all(scarce, 3, temperature=0.7, seed=4, top_p=0.9)]
 
 
+@cache
+def small_lists_engine() -> Engine:
+    return Engine(model(), MODEL_CONFIG, engine_config(max_listed_tokens=8))
+
+
 @pytest.mark.parametrize(
     ("params", "line"),
     [
@@ -239,7 +250,7 @@ def test_penalties_hold_after_preemption() -> None:
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(params: dict[str, object], line: str) -> None:
-    engine = Engine(model(), MODEL_CONFIG, engine_config(max_listed_tokens=8))
+    engine = small_lists_engine()
     neighbour = engine.add_request(prompts()[0], SamplingParams(temperature=0, max_tokens=14))
     with pytest.raises(ValueError) as caught:
         engine.add_request(prompts()[1], SamplingParams(**params))
