@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -126,20 +128,21 @@ def _run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from jaxpaged.llm import LLM
 
-    llm = LLM(
-        args.model,
-        dtype=args.dtype,
-        block_size=args.block_size,
-        num_blocks=args.num_blocks,
-        # Fewer slots are fewer shapes to compile.
-        max_num_seqs=min(64, len(texts)) if args.max_num_seqs is None else args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        attention_implementation=args.attention_implementation,
-        schedule=args.schedule,
-        seed=args.seed,
-        trace=args.trace,
-    )
+    with _no_garbage_collection():
+        llm = LLM(
+            args.model,
+            dtype=args.dtype,
+            block_size=args.block_size,
+            num_blocks=args.num_blocks,
+            # Fewer slots are fewer shapes to compile.
+            max_num_seqs=min(64, len(texts)) if args.max_num_seqs is None else args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=args.max_model_len,
+            attention_implementation=args.attention_implementation,
+            schedule=args.schedule,
+            seed=args.seed,
+            trace=args.trace,
+        )
     _note(f"ready after {time.perf_counter() - start:.1f} s")
     prompts = [_to_prompt(llm, text, args) for text in texts]
     shows_trace = args.trace is True
@@ -150,6 +153,17 @@ def _run(args: argparse.Namespace) -> int:
         print(_as_json(llm, texts, outputs) if args.json else "\n".join(_as_text(llm, texts, outputs)), flush=True)
     _note(_summary(llm, outputs))
     return 0
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """For a start: nothing that it makes is garbage, and looking for some takes half a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:

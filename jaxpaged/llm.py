@@ -19,6 +19,7 @@ import checkpoints
 from jaxpaged.completion_text import CompletionText
 from jaxpaged.engine.config import DType, Policy
 from jaxpaged.engine.engine import Engine
+from jaxpaged.engine.memory import give_back_unused
 from jaxpaged.engine.requests import Request, Update
 from jaxpaged.engine.sizes import best_dtype, engine_config
 from jaxpaged.models import abstract_model
@@ -119,11 +120,12 @@ class LLM:
         rows = ", ".join(str(bucket.rows) for bucket in config.buckets)
         # XLA works outside of Python's lock: the weights come in while it compiles.
         with _clock(f"compiling buckets of {rows} rows") as clock, ThreadPoolExecutor(1) as worker:
-            compiling = worker.submit(self.engine.warm_up)
+            compiling = worker.submit(self.engine.warm_up, self.engine.trace())
             self.engine.update_weights(nnx.state(placement.load()))
             while not wait([compiling], timeout=1).done:
                 clock.refresh()
             compiling.result()
+        give_back_unused()
 
     @property
     def has_tokenizer(self) -> bool:

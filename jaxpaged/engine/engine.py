@@ -84,14 +84,16 @@ class Engine:
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._abort = jax.jit(partial(abort, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
-        self._init_state = partial(
-            init_state,
-            config,
-            model_config.num_layers,
-            model_config.num_kv_heads,
-            model_config.head_dim,
-            kv_dtype,
-            attention_implementation,
+        self._init_state = jax.jit(
+            partial(
+                init_state,
+                config,
+                model_config.num_layers,
+                model_config.num_kv_heads,
+                model_config.head_dim,
+                kv_dtype,
+                attention_implementation,
+            )
         )
         self._state = self._init_state()
         self._seeds = np.random.default_rng(seed)
@@ -108,9 +110,16 @@ class Engine:
         self._news: list[Event | _Aborted] = []  # shown with the run that can see it first
         self._in_flight: deque[_InFlight] = deque()
 
-    def warm_up(self) -> None:
-        """Compile everything a run needs, for every bucket. Nothing compiles after this."""
-        self._run = self._jitted.lower(self._params, self._state, np.int32(0)).compile()
+    def trace(self) -> jax.stages.Lowered:
+        """What `warm_up` compiles. It is Python's own work, seconds of it: nothing is gained beside other such work."""
+        return self._jitted.lower(self._params, self._state, np.int32(0))
+
+    def warm_up(self, traced: jax.stages.Lowered | None = None) -> None:
+        """Compile everything a run needs, for every bucket. Nothing compiles after this.
+
+        `traced`: of this engine's `trace()`, if it was called already.
+        """
+        self._run = (traced or self.trace()).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
         self._state = self._abort(self._state, np.array([self.config.num_rows], np.int32))
         self._state = jax.block_until_ready(self._reset(self._state))
