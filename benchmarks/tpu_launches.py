@@ -6,7 +6,6 @@ Takes a few minutes. Writes benchmarks/results/tpu_launches.json and tpu_launche
 the count does not depend on them.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -19,19 +18,19 @@ PARTS = (*STEP_PARTS[:-1], "other")  # without the loop's condition
 _NOTES = """A launch is a fusion, a sort, a copy or the like: what the compiler leaves as an operation of its own and
 that is neither arithmetic on one number nor a transfer that runs beside. `forward` and `sample` have a
 conditional each, whose branches are the buckets: those of `forward` are the model's; of `sample` the
-widest one is counted, the head's product in it. Two conditionals release blocks, in the steps that have
-some to release alone: what stands in them is counted apart."""
+widest one is counted, the head's product in it. What only some steps do stands in conditionals and is
+counted apart: a look into the prefix cache if somebody waits or may be preempted; blocks and slots if any
+change hands; releases if it preempts, or one finishes; an entry in the prefix cache if a block gets full."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """launches: of every step, by part and opcode. preempts, finishes: what such a step launches besides."""
+    """launches: of every step, by part and opcode. besides: those of a step that does what the name says."""
 
     model: str
     chip: str
     launches: dict[str, dict[str, int]]
-    preempts: dict[str, int]
-    finishes: dict[str, int]
+    besides: dict[str, int]
 
     @property
     def sums(self) -> dict[str, int]:
@@ -46,25 +45,36 @@ def measure(model: str, chip: str) -> Row:
     loop = Loop.of(replace(MODELS[model], num_layers=LAYERS), engine_config(block_size=16))
     module = Module.parse(loop.compile(chip).text)
     launches = {part: dict(counts) for part, counts in count_step(module).items()}
-    return Row(model, chip, launches, _releases(module, "allocate"), _releases(module, "commit"))
+    return Row(model, chip, launches, {name: _inside(module, *functions) for name, functions in _BESIDES.items()})
 
 
-def _releases(module: Module, part: str) -> dict[str, int]:
-    """What the conditional that releases blocks launches where it does."""
+# Each conditional by functions of ours that make it, and by one that is inside of another conditional.
+_BESIDES = {
+    "one waits": ({"_sharing"}, set[str]()),
+    "blocks change": ({"allocate"}, {"_change"}),
+    "it preempts": ({"_change", "release"}, set[str]()),
+    "a block is full": ({"_register"}, set[str]()),
+    "one finishes": ({"commit", "release"}, set[str]()),
+}
+
+
+def _inside(module: Module, made_by: set[str], but_not: set[str]) -> int:
+    """What the branch of a conditional launches that does something."""
     (conditional,) = [
         instruction
         for instruction in module.instructions
-        if instruction.opcode == "conditional" and {part, "release"} <= set(module.functions(instruction))
+        if instruction.opcode == "conditional"
+        and made_by <= set(module.functions(instruction))
+        and not but_not & set(module.functions(instruction))
     ]
-    branches = [list(module.launches(branch)) for branch in conditional.branches]
-    return dict(Counter(launch.opcode for launch in max(branches, key=len)))
+    return max(len(list(module.launches(branch))) for branch in conditional.branches)
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    heads = ["model", "chip", *PARTS, "**sum**", "if it preempts", "if one finishes"]
+    heads = ["model", "chip", *PARTS, "**sum**", *(f"if {name}" for name in _BESIDES)]
     lines = [_NOTES, "", "| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for row in rows:
-        besides = (f"+ {sum(row.preempts.values())}", f"+ {sum(row.finishes.values())}")
+        besides = [f"+ {count}" for count in row.besides.values()]
         cells = [row.model, row.chip, *row.sums.values(), f"**{row.total}**", *besides]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

@@ -48,6 +48,7 @@ class LLM:
     host.
     max_num_batched_tokens: the token budget of one step. max_model_len: None takes the model's own.
     schedule: "mixed" or "prefill_first" (docs/scheduler.md).
+    enable_prefix_caching: whether prompts that begin alike are computed once, and share their blocks.
     max_steps: the most steps the device makes before the host looks.
     attention_implementation: one of `kernels_pallas.paged_attention`; None takes the kernel of the platform, and
     "reference" takes any shape anywhere.
@@ -71,6 +72,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         max_model_len: int | None = None,
         schedule: Policy = "mixed",
+        enable_prefix_caching: bool = True,
         max_steps: int = 16,
         attention_implementation: str | None = None,
         seed: int = 0,
@@ -95,6 +97,7 @@ class LLM:
             max_model_len=max_model_len,
             schedule=schedule,
             max_steps=max_steps,
+            enable_prefix_caching=enable_prefix_caching,
         )
         _, implementation = check_kv_pool(
             config.num_blocks,
@@ -323,6 +326,7 @@ class LLM:
             prompt_token_ids=request.prompt_token_ids,
             outputs=[CompletionOutput(0, decoded, request.token_ids, reason)],
             metrics=RequestMetrics(request.arrival_time, first_token_time, finish_time),
+            num_cached_tokens=request.num_cached_tokens or 0,
         )
 
 

@@ -31,13 +31,17 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request. `prompt` is None where token ids were given."""
+    """A finished request. `prompt` is None where token ids were given.
+
+    num_cached_tokens: of the prompt, those that came from the prefix cache and were not computed.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
+    num_cached_tokens: int
     finished: bool = True
 
 

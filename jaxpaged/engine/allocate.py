@@ -1,13 +1,16 @@
 """Carry out a schedule's decisions on slots and blocks: release the preempted, admit, hand out blocks."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from jaxpaged.engine import block_pool
+from jaxpaged.engine import block_pool, prefix_cache
+from jaxpaged.engine.block_pool import BlockPool
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.schedule import Schedule, most_new_blocks
+from jaxpaged.engine.prefix_cache import PrefixCache
+from jaxpaged.engine.schedule import Hits, Schedule, most_new_blocks
 from jaxpaged.engine.state import RUNNING, WAITING, EngineState, Requests
 from jaxpaged.engine.sums import exclusive_cumsum, pick
 
@@ -17,22 +20,90 @@ def allocate(
 ) -> tuple[EngineState, Schedule, Int32[Array, " B"]]:
     """Slots and blocks as the schedule needs them, before the forward pass.
 
-    Returns the state, the schedule with its requests as they are then, and the blocks handed out, in order.
+    Returns the state, the schedule with its requests as they are then, and the blocks handed out, in order. A step in
+    which nobody comes, goes or grows skips all of it.
     """
-    before, admitted, new_blocks = schedule.requests, schedule.admitted, schedule.new_blocks
+    most = most_new_blocks(config)
+    changes = jnp.any(schedule.preempted | schedule.admitted | (schedule.new_blocks > 0))
+    holdings = _Holdings(state.block_tables, state.block_pool, state.prefix_cache, schedule.requests)
+    holdings, handed_out = jax.lax.cond(
+        changes,
+        lambda before: _change(before, schedule, most, config),
+        lambda same: (same, jnp.zeros(most, jnp.int32)),
+        holdings,
+    )
+    state = replace(
+        state,
+        block_tables=holdings.block_tables,
+        block_pool=holdings.block_pool,
+        prefix_cache=holdings.prefix_cache,
+    )
+    return state, replace(schedule, requests=holdings.requests), handed_out
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Holdings:
+    """Who holds what."""
+
+    block_tables: Int32[Array, "S M"]
+    block_pool: BlockPool
+    prefix_cache: PrefixCache | None
+    requests: Requests
+
+
+def _change(
+    holdings: _Holdings, schedule: Schedule, most: int, config: EngineConfig
+) -> tuple[_Holdings, Int32[Array, " B"]]:
+    """Release, then share what the prefix cache has, then hand out, so that no hit is lost to a neighbour."""
+    tables, pool, cache, before = (
+        holdings.block_tables,
+        holdings.block_pool,
+        holdings.prefix_cache,
+        holdings.requests,
+    )
+    admitted, new_blocks = schedule.admitted, schedule.new_blocks
     released = jnp.where(schedule.preempted, before.num_blocks, 0)
-    pool = block_pool.release(state.block_pool, state.block_tables, before.slot, released, last_first=True)
+    pool = block_pool.release(pool, tables, before.slot, released, last_first=True)
     requests = leave(before, schedule.preempted, WAITING, config)
     requests = replace(
         requests,
         status=jnp.where(admitted, RUNNING, requests.status),
         slot=jnp.where(admitted, _lowest_free_slots(requests), requests.slot),
         prefill_len=jnp.where(admitted, requests.total_len, requests.prefill_len),
-        num_blocks=requests.num_blocks + new_blocks,
     )
-    pool, handed_out = block_pool.take(pool, jnp.sum(new_blocks), most_new_blocks(config))
-    tables = _append(state.block_tables, requests, new_blocks, handed_out)
-    return replace(state, block_tables=tables, block_pool=pool), replace(schedule, requests=requests), handed_out
+    if schedule.hits is not None:
+        pool, tables, requests = _share(pool, tables, requests, schedule.hits, admitted, config)
+    requests = replace(requests, num_blocks=requests.num_blocks + new_blocks)
+    pool, handed_out = block_pool.take(pool, jnp.sum(new_blocks), most)
+    tables = _append(tables, requests, new_blocks, handed_out)
+    cache = cache and prefix_cache.forget(cache, handed_out)
+    return _Holdings(tables, pool, cache, requests), handed_out
+
+
+def _share(
+    pool: BlockPool,
+    tables: Int32[Array, "S M"],
+    requests: Requests,
+    hits: Hits,
+    admitted: Bool[Array, " S"],
+    config: EngineConfig,
+) -> tuple[BlockPool, Int32[Array, "S M"], Requests]:
+    """The admitted hold what the prefix cache has of them, and need not compute it."""
+    count = jnp.where(admitted, hits.count, 0)
+
+    def share(pool: BlockPool, tables: Int32[Array, "S M"]) -> tuple[BlockPool, Int32[Array, "S M"]]:
+        j = jnp.arange(tables.shape[1])
+        shared = j < count[:, None]
+        slot = jnp.where(shared, requests.slot[:, None], config.max_num_seqs)
+        return block_pool.share(pool, hits.blocks, shared), tables.at[slot, j].set(hits.blocks, mode="drop")
+
+    pool, tables = jax.lax.cond(jnp.any(count > 0), share, lambda *same: same, pool, tables)
+    return (
+        pool,
+        tables,
+        replace(requests, cached=requests.cached + count * config.block_size, num_blocks=requests.num_blocks + count),
+    )
 
 
 def leave(requests: Requests, leaves: Bool[Array, " S"], status: int, config: EngineConfig) -> Requests:

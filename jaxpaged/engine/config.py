@@ -34,6 +34,7 @@ class EngineConfig:
     max_num_waiting: queue places on the device besides the slots; requests beyond them wait on the host.
     max_num_batched_tokens: the token budget of one step.
     max_model_len: the longest sequence, prompt and output together, in tokens.
+    enable_prefix_caching: whether sequences that begin alike share their blocks.
     max_steps: the most steps of one run, which the event buffer has room for.
     max_stop_ids: the most stop token ids (EOS among them) of a request.
     max_listed_tokens: the most token ids that a request may allow or bias.
@@ -48,6 +49,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     max_model_len: int
     schedule: Policy = "mixed"
+    enable_prefix_caching: bool = True
     max_steps: int = 64
     max_stop_ids: int = 16
     max_listed_tokens: int = 256
@@ -56,8 +58,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "schedule" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if name not in ("schedule", "enable_prefix_caching") and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching must be True or False, not {self.enable_prefix_caching!r}")
         if self.schedule not in get_args(Policy):
             raise ValueError(f"schedule must be one of {list(get_args(Policy))}, not {self.schedule!r}")
         if self.max_model_len < 2:

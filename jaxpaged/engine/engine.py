@@ -22,6 +22,7 @@ from jaxpaged.engine.abort import abort
 from jaxpaged.engine.config import EngineConfig
 from jaxpaged.engine.cpu import compiler_options
 from jaxpaged.engine.events import NOT_FINISHED, Events
+from jaxpaged.engine.prefix_cache import clear
 from jaxpaged.engine.requests import Request, Update, check_params, check_prompt, new_requests, stop_ids_of, why_refused
 from jaxpaged.engine.run import Run, compile_run
 from jaxpaged.engine.state import EngineState, NewRequests, enqueue, init_scheduler, init_state
@@ -84,6 +85,9 @@ class Engine:
         self._enqueue = jax.jit(partial(_enqueue, config=config), donate_argnums=0)
         self._abort = jax.jit(partial(abort, config=config), donate_argnums=0)
         self._reset = jax.jit(partial(_reset, config=config), donate_argnums=0)
+        self._clear_cache = jax.jit(_clear_cache, donate_argnums=0)
+        self._cache_is_stale = False
+        self._salts: dict[str, int] = {}
         self._init_state = jax.jit(
             partial(
                 init_state,
@@ -122,31 +126,42 @@ class Engine:
         self._run = (traced or self.trace()).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
         self._state = self._abort(self._state, np.array([self.config.num_rows], np.int32))
-        self._state = jax.block_until_ready(self._reset(self._state))
+        self._state = jax.block_until_ready(self._reset(self._clear_cache(self._state)))
 
     def update_weights(self, weights: nnx.State) -> None:
-        """Serve with these parameters from the next run on; compiles nothing.
+        """Serve with these parameters from the next run on, and with an empty prefix cache; compiles nothing.
 
         Raises ValueError unless they are of the structure, shapes and dtypes of the model's own.
         """
         if _described(weights) != _described(self._params):
             raise ValueError("these weights are not of the structure, shapes and dtypes of the model's own")
         self._params = weights
+        self._cache_is_stale = True
 
-    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes: requests admitted from the next run on find those alone that are computed after it."""
+        self._cache_is_stale = True
+
+    def check_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None
+    ) -> None:
         """Raise ValueError if `add_request` would refuse this one."""
-        prompt = self._check(prompt_token_ids, params)
+        prompt = self._check(prompt_token_ids, params, cache_salt)
         reason = why_refused(len(prompt), params, self.config)
         if reason:
             raise ValueError(_refusal(len(prompt), reason))
 
-    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
+    def add_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None
+    ) -> Request:
         """Queue a request and return it; `run()` fills it. Its ID is `seq`: they count up from 0.
+
+        It shares the blocks of its beginning with requests of the same `cache_salt`, or none, alone.
 
         Raises ValueError, and harms no other request, if the prompt is no list of token ids of the vocabulary, or can
         never fit `max_model_len` or the pool; the latter has an ID and shows in the trace as REFUSED.
         """
-        prompt = self._check(prompt_token_ids, params)
+        prompt = self._check(prompt_token_ids, params, cache_salt)
         seq = next(self._ids)
         self._news.append(Added(seq=seq, prompt_len=len(prompt), max_tokens=int(params.max_tokens)))
         reason = why_refused(len(prompt), params, self.config)
@@ -161,6 +176,7 @@ class Engine:
             seed=own_seed if params.seed is None else int(params.seed),
             stop_ids=stop_ids_of(params, self.model_config.eos_token_ids),
             arrival_time=time.perf_counter(),
+            cache_salt=0 if cache_salt is None else self._salts.setdefault(cache_salt, len(self._salts) + 1),
         )
         self._unfinished[seq] = request
         self._on_host.append(request)
@@ -227,7 +243,9 @@ class Engine:
         self._drop_runs_ahead()
         self._show(_cancelled(request) for request in dropped)
 
-    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[int]:
+    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None) -> list[int]:
+        if not (cache_salt is None or (isinstance(cache_salt, str) and cache_salt)):
+            raise ValueError(f"cache_salt must be text that is not empty, or None, not {cache_salt!r:.80}")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, not {type(params).__name__}")
         if params.stop:
@@ -251,6 +269,8 @@ class Engine:
                 self._row_of[batch[-1].seq] = self._free_rows.popleft()
             self._state = self._enqueue(self._state, self._to_device(batch))
             enqueued += batch
+        if self._cache_is_stale:
+            self._state, self._cache_is_stale = self._clear_cache(self._state), False
         dispatch_time = time.perf_counter()
         self._state, events = self._run(self._params, self._state, np.int32(max_steps))
         self._in_flight.append(_InFlight(events, self._news, enqueued, dispatch_time))
@@ -274,6 +294,10 @@ class Engine:
     def _update(self, events: Events, num_steps: int, now: float) -> list[Update]:
         """Append the new tokens to their requests; those that finished leave their rows."""
         steps, new_tokens = events.steps, defaultdict[int, list[int]](list)
+        for step, i in np.argwhere(steps.admitted[:num_steps]):
+            request = self._unfinished.get(int(steps.seq[step, i]))
+            if request and request.num_cached_tokens is None:
+                request.num_cached_tokens = int(steps.cached[step, i])
         for step, i in np.argwhere(steps.sampled[:num_steps]):
             seq = int(steps.seq[step, i])
             request = self._unfinished.get(seq)
@@ -330,6 +354,9 @@ def _enqueue(state: EngineState, new: NewRequests, config: EngineConfig) -> Engi
     return replace(state, requests=enqueue(state.requests, new, no_slot=config.max_num_seqs))
 
 
+def _clear_cache(state: EngineState) -> EngineState:
+    return replace(state, prefix_cache=state.prefix_cache and clear(state.prefix_cache))
+
+
 def _reset(state: EngineState, config: EngineConfig) -> EngineState:
-    requests, block_tables, block_pool = init_scheduler(config)
-    return replace(state, requests=requests, block_tables=block_tables, block_pool=block_pool)
+    return EngineState(*init_scheduler(config), state.kv)

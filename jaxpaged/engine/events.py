@@ -24,6 +24,7 @@ class Candidates:
     """One step's candidates, in order. With an axis E in front of each field: those of a run's steps.
 
     token: what was sampled, where `sampled`. num_blocks, new_blocks: blocks held, and handed out for this step.
+    hit_block: of one admitted with `cached` tokens, the block that holds the last of them.
     """
 
     seq: Int32[Array, "*E S"]
@@ -33,6 +34,7 @@ class Candidates:
     scheduled: Int32[Array, "*E S"]
     num_blocks: Int32[Array, "*E S"]
     new_blocks: Int32[Array, "*E S"]
+    hit_block: Int32[Array, "*E S"]
     decodes: Bool[Array, "*E S"]
     admitted: Bool[Array, "*E S"]
     preempted: Bool[Array, "*E S"]
@@ -96,7 +98,7 @@ def record(
     finish: Int32[Array, " S"],
 ) -> Events:
     """Write one step's row, and the blocks it handed out. The requests are shown as they were before they ran."""
-    requests = schedule.requests
+    requests, hits = schedule.requests, schedule.hits
     candidates = Candidates(
         seq=requests.seq,
         slot=requests.slot,
@@ -105,6 +107,7 @@ def record(
         scheduled=schedule.scheduled,
         num_blocks=requests.num_blocks,
         new_blocks=schedule.new_blocks,
+        hit_block=jnp.zeros_like(requests.seq) if hits is None else hits.last,
         decodes=schedule.decodes,
         admitted=schedule.admitted,
         preempted=schedule.preempted,

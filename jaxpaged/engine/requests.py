@@ -20,7 +20,11 @@ _MOST_TOTAL_LEN = 2**30  # far above any, and far below what int32 holds
 
 @dataclass
 class Request:
-    """A request as the host knows it: the device may be a run ahead. Times are seconds of `time.perf_counter`."""
+    """A request as the host knows it: the device may be a run ahead. Times are seconds of `time.perf_counter`.
+
+    cache_salt: the number that the engine gave to the caller's. num_cached_tokens: of the prompt, those that came from
+    the prefix cache when the request was first admitted; None before.
+    """
 
     seq: int
     prompt_token_ids: list[int]
@@ -28,6 +32,8 @@ class Request:
     seed: int
     stop_ids: tuple[int, ...]
     arrival_time: float
+    cache_salt: int = 0
+    num_cached_tokens: int | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     first_token_time: float | None = None
@@ -108,7 +114,7 @@ def stop_ids_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[i
 def new_requests(requests: Sequence[Request], rows: Sequence[int], width: int, config: EngineConfig) -> NewRequests:
     """`requests` and the rows they go to as the arrays that `enqueue` takes, padded to `width` of them."""
     row = np.full(width, config.num_rows, np.int32)
-    seq, prompt_len, most = (np.zeros(width, np.int32) for _ in range(3))
+    seq, prompt_len, most, salt = (np.zeros(width, np.int32) for _ in range(4))
     tokens = np.zeros((width, config.max_model_len), np.int32)
     stop_ids = np.full((width, config.max_stop_ids), NO_TOKEN, np.int32)
     listed_ids = np.full((width, config.max_listed_tokens), NO_TOKEN, np.int32)
@@ -117,7 +123,7 @@ def new_requests(requests: Sequence[Request], rows: Sequence[int], width: int, c
         length, own_list = len(request.prompt_token_ids), request.params.listed_tokens
         row[i], seq[i], prompt_len[i] = rows[i], request.seq, length
         tokens[i, :length] = request.prompt_token_ids
-        most[i] = max_total_len(length, request.params, config)
+        most[i], salt[i] = max_total_len(length, request.params, config), request.cache_salt
         stop_ids[i, : len(request.stop_ids)] = request.stop_ids
         listed_ids[i, : len(own_list)], listed_bias[i, : len(own_list)] = list(own_list), list(own_list.values())
     return NewRequests(
@@ -127,6 +133,7 @@ def new_requests(requests: Sequence[Request], rows: Sequence[int], width: int, c
         prompt_len=jnp.asarray(prompt_len),
         max_total_len=jnp.asarray(most),
         stop_ids=jnp.asarray(stop_ids),
+        cache_salt=jnp.asarray(salt),
         sampling=_sampling(requests, width),
         listed_ids=jnp.asarray(listed_ids),
         listed_bias=jnp.asarray(listed_bias),

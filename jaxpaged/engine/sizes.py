@@ -30,6 +30,7 @@ def engine_config(
     max_model_len: int | None,
     schedule: Policy,
     max_steps: int,
+    enable_prefix_caching: bool = True,
 ) -> EngineConfig:
     """Fill in what is None: `max_model_len` from the model, `num_blocks` from the memory that is free.
 
@@ -50,6 +51,7 @@ def engine_config(
         max_model_len=_plain(max_model_len),
         schedule=schedule,
         max_steps=_plain(max_steps),
+        enable_prefix_caching=enable_prefix_caching,
         max_stop_ids=max(8, len(model_config.eos_token_ids)),
         fewest_rows=_fewest_rows(kv_dtype),
         tile_q=16 if jax.default_backend() == "cpu" else 32,  # what padding costs there outweighs the larger product

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jaxpaged.engine.block_pool import BlockPool, init_block_pool
 from jaxpaged.engine.columns import num_columns, pack, unpack
 from jaxpaged.engine.config import EngineConfig
+from jaxpaged.engine.prefix_cache import PrefixCache, init_prefix_cache
 from jaxpaged.engine.sampling import Sampling, greedy
 from kernels_pallas.paged_attention import KVPool, init_kv_pool
 
@@ -30,7 +31,7 @@ class Requests:
     slot: S, the number of slots, while it has none. num_blocks: those in its slot's block table.
     cached: tokens consumed as input. prefill_len: total_len at admission; below it the sequence prefills.
     max_total_len: total_len at which it finishes. steered: whether its `Sampling` asks for more than the likeliest
-    token.
+    token. cache_salt: sequences share blocks only if it is the same.
     """
 
     seq: Int32[Array, " *N"]
@@ -43,6 +44,7 @@ class Requests:
     prefill_len: Int32[Array, " *N"]
     max_total_len: Int32[Array, " *N"]
     steered: Bool[Array, " *N"]
+    cache_salt: Int32[Array, " *N"]
 
 
 @jax.tree_util.register_dataclass
@@ -79,11 +81,15 @@ class RequestTable:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EngineState:
-    """block_tables: of each slot, the blocks of the sequence that holds it, in order of position."""
+    """block_tables: of each slot, the blocks of the sequence that holds it, in order of position.
+
+    prefix_cache: None where it is off.
+    """
 
     requests: RequestTable
     block_tables: Int32[Array, "S M"]
     block_pool: BlockPool
+    prefix_cache: PrefixCache | None
     kv: tuple[KVPool, ...]
 
 
@@ -98,13 +104,16 @@ class NewRequests:
     prompt_len: Int32[Array, " A"]
     max_total_len: Int32[Array, " A"]
     stop_ids: Int32[Array, "A K"]
+    cache_salt: Int32[Array, " A"]
     sampling: Sampling
     listed_ids: Int32[Array, "A T"]
     listed_bias: Float32[Array, "A T"]
 
 
-def init_scheduler(config: EngineConfig) -> tuple[RequestTable, Int32[Array, "S M"], BlockPool]:
-    """An empty table, block tables without blocks, and a fresh pool."""
+def init_scheduler(
+    config: EngineConfig,
+) -> tuple[RequestTable, Int32[Array, "S M"], BlockPool, PrefixCache | None]:
+    """An empty table, block tables without blocks, a fresh pool, and a prefix cache that holds nothing."""
     rows, slots = config.num_rows, config.max_num_seqs
     nobody = unpack(Requests, jnp.full((rows, num_columns(Requests)), EMPTY, jnp.int32), axis=-1)
     table = RequestTable(
@@ -116,7 +125,8 @@ def init_scheduler(config: EngineConfig) -> tuple[RequestTable, Int32[Array, "S 
         listed_bias=jnp.zeros((rows, config.max_listed_tokens), jnp.float32),
     )
     block_tables = jnp.full((slots, config.max_blocks), config.scratch_block, jnp.int32)
-    return table, block_tables, init_block_pool(config.num_blocks)
+    prefix_cache = init_prefix_cache(config) if config.enable_prefix_caching else None
+    return table, block_tables, init_block_pool(config.num_blocks), prefix_cache
 
 
 def init_state(
@@ -128,12 +138,12 @@ def init_state(
     implementation: str | None = None,
 ) -> EngineState:
     """A fresh engine: nothing waits, nothing runs, and each of `num_layers` layers has its pool."""
-    requests, block_tables, block_pool = init_scheduler(config)
+    scheduler = init_scheduler(config)
     kv = tuple(
         init_kv_pool(config.num_blocks, config.block_size, num_kv_heads, head_dim, jnp.dtype(dtype), implementation)
         for _ in range(num_layers)
     )
-    return EngineState(requests, block_tables, block_pool, kv)
+    return EngineState(*scheduler, kv)
 
 
 def enqueue(table: RequestTable, new: NewRequests, no_slot: int) -> RequestTable:
@@ -150,6 +160,7 @@ def enqueue(table: RequestTable, new: NewRequests, no_slot: int) -> RequestTable
         prefill_len=none,
         max_total_len=new.max_total_len,
         steered=new.sampling.steers,
+        cache_salt=new.cache_salt,
     )
 
     def entered(column: Array, values: Array) -> Array:

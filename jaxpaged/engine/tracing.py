@@ -34,6 +34,7 @@ class Tracer:
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[int] = []  # by ID
         self._unexplained: list[int] = []  # waiting ones whose reason is not shown yet, by ID
+        self._block_before: dict[int, int] = {}  # of the blocks that are not the first of a sequence
         self._head: int | None = None  # the first of the queue in the last step
 
     def enqueued(self, seq: int, prompt_len: int) -> None:
@@ -76,6 +77,7 @@ class Tracer:
                 yield trace.Preempted(seq=seq, total_len=row.total_len[i], released=len(sequence.blocks), **at)
                 sequence.blocks = []
                 self._queue(seq)
+        hits: list[trace.CacheHit] = []
         scheduled: list[trace.Scheduled] = []
         for i in candidates:
             blocks = [next(handed_out) for _ in range(row.new_blocks[i])]
@@ -83,9 +85,12 @@ class Tracer:
                 continue
             seq = row.seq[i]
             sequence = self._sequences[seq]
-            sequence.blocks += blocks
             if row.admitted[i]:
                 self._dequeue(seq)
+                if row.cached[i]:
+                    hits.append(trace.CacheHit(seq=seq, tokens=row.cached[i], **at))
+                    sequence.blocks = self._blocks_up_to(row.hit_block[i], row.num_blocks[i] - row.new_blocks[i])
+            self._append(sequence, blocks)
             scheduled.append(
                 trace.Scheduled(
                     seq=seq,
@@ -99,6 +104,7 @@ class Tracer:
                     **at,
                 )
             )
+        yield from sorted(hits, key=lambda event: event.seq)
         yield from sorted(scheduled, key=lambda event: (event.phase == "DECODE", event.seq))
         yield from self._waits(wait, at)
         for i in candidates:
@@ -114,6 +120,19 @@ class Tracer:
                     finish_reason=FINISH_REASONS[row.finish[i]],
                     **at,
                 )
+
+    def _append(self, sequence: _Sequence, blocks: list[int]) -> None:
+        for block in blocks:
+            if sequence.blocks:
+                self._block_before[block] = sequence.blocks[-1]
+            sequence.blocks.append(block)
+
+    def _blocks_up_to(self, block: int, count: int) -> list[int]:
+        """The blocks of a prefix from its last one: whoever held that one held those before it."""
+        blocks = [block]
+        while len(blocks) < count:
+            blocks.append(self._block_before[blocks[-1]])
+        return blocks[::-1]
 
     def _waits(self, wait: Any, at: dict[str, int]) -> Iterator[trace.Waiting]:
         """The head of the queue when its reason has changed, and those that newly stand behind another."""

@@ -11,7 +11,8 @@ Rules, by the name a `Violation` carries:
 - `prompt_len`   never changes.
 - `total_len`    grows by one with each step that consumed the last token, and by nothing else; adds up at the end.
 - `max_tokens`   nothing runs beyond max_tokens or max_model_len; a finish for `length` is exactly there.
-- `cached`       grows by `scheduled`; starts from the cache hit, else 0. A hit leaves one token to compute.
+- `cached`       grows by `scheduled`; starts from the cache hit, else 0. A hit is whole blocks, and leaves one token to
+                 compute.
 - `scheduled`    1 in decode, where `total_len - cached` is 1; in prefill from 1 to the rest.
 - `num_blocks`   equals `ceil(total_len / block_size)` and the length of the list.
 - `blocks`       IDs are distinct and of the pool; a running sequence keeps its blocks; PREEMPTED releases all of them.
@@ -39,11 +40,13 @@ def check_events(
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     complete: bool = False,
+    enable_prefix_caching: bool = True,
 ) -> list[Violation]:
     """All violations, in the order of the events; an empty list for a sound trace.
 
     A limit that is None is not checked. With `complete`, the events are those of a whole run: IDs start at 0, every
-    sequence was added and every added one has ended. Without it a trace may start and stop anywhere.
+    sequence was added and every added one has ended. Without it a trace may start and stop anywhere. With
+    `enable_prefix_caching` a waiting sequence may need less than its length says.
     """
     limits = dict(
         block_size=block_size,
@@ -55,7 +58,9 @@ def check_events(
     for name, limit in limits.items():
         if limit is not None and limit < 1:
             raise ValueError(f"{name} must be at least 1, got {limit}")
-    checker = Checker(block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, complete)
+    checker = Checker(
+        block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, complete, enable_prefix_caching
+    )
     for event in events:
         checker.see(event)
     checker.end()

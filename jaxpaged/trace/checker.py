@@ -56,6 +56,7 @@ class Checker:
     max_num_batched_tokens: int | None
     max_model_len: int | None
     complete: bool
+    enable_prefix_caching: bool
     violations: list[Violation] = field(default_factory=list)
     sequences: defaultdict[int, _Sequence] = field(default_factory=lambda: defaultdict(_Sequence))
     waiting: list[int] = field(default_factory=list)  # IDs, sorted
@@ -162,6 +163,7 @@ class Checker:
         self.expect(sequence.state != "running", event, "lifecycle", "waiting", sequence.state, "CACHE HIT")
         most = event.tokens if sequence.total_len is None else sequence.total_len - 1
         self.expect(1 <= event.tokens <= most, event, "cached", f"1 to {most}", event.tokens, "tokens of a cache hit")
+        self.equal(event, "cached", 0, event.tokens % self.block_size, "tokens of a cache hit beyond whole blocks")
         sequence.hit, sequence.hit_step = event.tokens, event.step
 
     def see_scheduled(self, event: Scheduled, sequence: _Sequence) -> None:
@@ -251,18 +253,29 @@ class Checker:
         if self.complete:
             self.equal(event, "waiting", bisect_left(self.waiting, event.seq), event.ahead, "ahead")
         needs, free = self.needs_and_free(event.reason, sequence.total_len)
-        self.equal(event, "waiting", needs, event.needs, f"needs ({event.reason})")
+        if needs is not None and self.may_hit(event.reason):
+            self.expect(1 <= event.needs <= needs, event, "waiting", f"1 to {needs}", event.needs, "needs")
+        else:
+            self.equal(event, "waiting", needs, event.needs, f"needs ({event.reason})")
         self.equal(event, "waiting", free, event.free, f"free ({event.reason})")
         if head:
-            self.equal(event, "waiting", self.first_reason(sequence.total_len), event.reason, "reason")
+            self.equal(event, "waiting", self.first_reason(event, sequence.total_len), event.reason, "reason")
             self.expect(event.needs > event.free, event, "waiting", "needs > free", event.needs, "needs")
 
-    def first_reason(self, total_len: int | None) -> str | None:
+    def may_hit(self, reason: str) -> bool:
+        """Whether what a sequence needs may be less than its whole length says, by what the prefix cache has of it."""
+        return self.enable_prefix_caching and reason in ("blocks", "tokens")
+
+    def first_reason(self, event: Waiting, total_len: int | None) -> str | None:
         """The first reason of `slots`, `blocks`, `tokens` that holds; None where the events do not tell."""
         for reason in ("slots", "blocks", "tokens"):
             needs, free = self.needs_and_free(reason, total_len)
             if needs is None or free is None:
                 return None
+            if self.may_hit(reason):
+                if reason != event.reason:
+                    continue
+                needs = event.needs
             if needs > free and (reason != "tokens" or free == 0):
                 return reason
         return "none"

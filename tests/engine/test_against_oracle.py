@@ -1,5 +1,6 @@
 """The device's decisions against the plain-Python oracle: every line of every step, block IDs included."""
 
+from dataclasses import replace
 from functools import cache
 
 import msgspec
@@ -43,11 +44,11 @@ def run_engine(config: OracleConfig, mix: Mix) -> tuple[list[Event], dict[int, l
             if place < local:
                 engine.abort(first_seq + place)
         for spec in round_.requests:
-            prompt = [token_of(local, i % TOKENS_OF_A_SEQUENCE) for i in range(spec.prompt_len)]
+            prompt = [token_of(*token) for token in spec.prompt(local)]
             local += 1
             params = SamplingParams(temperature=0, max_tokens=spec.max_tokens, ignore_eos=not spec.stop_ids)
             try:
-                requests.append(engine.add_request(prompt, params))
+                requests.append(engine.add_request(prompt, params, str(spec.cache_salt) if spec.cache_salt else None))
             except ValueError as error:
                 assert "is refused" in str(error)
         if round_.max_steps:
@@ -71,8 +72,7 @@ def run_engine(config: OracleConfig, mix: Mix) -> tuple[list[Event], dict[int, l
 def one_stop_id(mix: Mix) -> Mix:
     """The engine has one stop value for all: EOS, or none."""
     rounds = tuple(
-        type(r)(tuple(type(s)(s.prompt_len, s.max_tokens, s.stop_ids[:1]) for s in r.requests), r.max_steps, r.aborts)
-        for r in mix.rounds
+        replace(r, requests=tuple(replace(s, stop_ids=s.stop_ids[:1]) for s in r.requests)) for r in mix.rounds
     )
     return Mix(rounds, mix.forward)
 
@@ -98,5 +98,6 @@ def test_every_line_agrees(config: OracleConfig, data: st.DataObject) -> None:
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
     )
     assert not violations

@@ -25,7 +25,7 @@ def sampling(rows: int, **columns: object) -> Sampling:
 def tokens_of(logits: np.ndarray, seeds: np.ndarray, position: int = 0, **columns: object) -> np.ndarray:
     """What one row of logits gives with each seed."""
     count = len(seeds)
-    table, _, _ = init_scheduler(engine_config())
+    table, *_ = init_scheduler(engine_config())
     rows = Rows(
         row=jnp.zeros(count, jnp.int32),
         prompt_len=jnp.ones(count, jnp.int32),

@@ -34,7 +34,7 @@ def table_of(tokens: np.ndarray, prompt_len: int, params: list[SamplingParams], 
         Request(i, row[:prompt_len].tolist(), own, seed=i, stop_ids=tuple(stop_ids), arrival_time=0)
         for i, (row, own) in enumerate(zip(tokens, params, strict=True))
     ]
-    empty, _, _ = init_scheduler(CONFIG)
+    empty, *_ = init_scheduler(CONFIG)
     table = enqueue(empty, new_requests(requests, range(len(requests)), len(requests), CONFIG), 0)
     table = replace(table, tokens=table.tokens.at[: len(tokens), : tokens.shape[1]].set(tokens))
     rows = replace(table[jnp.arange(len(tokens))], total_len=jnp.full(len(tokens), tokens.shape[1]))

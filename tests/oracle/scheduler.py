@@ -18,8 +18,9 @@ Written from the rules alone. Where they leave room, the oracle reads them so:
 - *The commit* handles the scheduled sequences by ID whatever their phase: `FINISHED` lines and releases are in order.
 - *Aborts*: a request leaves at once, so what it held serves the next step; `CANCELLED` comes with `ADDED` and
   `REFUSED`, in the order of the calls.
-- *Tokens*: `next_token(seq, position)` gives the token at index `position` of the sequence's buffer, so a sequence that
-  was preempted draws what it would have drawn.
+- *Tokens* are pairs (content, value). `next_token(content, position)` gives the value at index `position` of the
+  sequence's buffer, so a sequence that was preempted draws what it would have drawn, and two of one content the same.
+- *Cache hits* are looked up when the step begins, for those that wait then; one that is preempted in the step has none.
 """
 
 from collections import deque
@@ -27,8 +28,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxpaged.trace import Added, Cancelled, Event, Finished, Preempted, Refused, Scheduled, Waiting
+from jaxpaged.trace import Added, CacheHit, Cancelled, Event, Finished, Preempted, Refused, Scheduled, Waiting
 from jaxpaged.trace.events import WaitingReason
+
+Token = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,31 @@ class OracleConfig:
     max_num_batched_tokens: int
     max_model_len: int
     schedule: Literal["mixed", "prefill_first"] = "mixed"
+    enable_prefix_caching: bool = True
 
 
 @dataclass
 class Request:
     seq: int
-    prompt_len: int
+    prompt: tuple[Token, ...]
     max_tokens: int
     stop_ids: frozenset[int]
+    content: int
+    cache_salt: int = 0
     generated: list[int] = field(default_factory=list)
     cached: int = 0
     prefill_len: int = 0
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)
     reason: WaitingReason | None = None  # of the last WAITING line since it was last admitted
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return self.prompt + tuple((self.content, value) for value in self.generated)
 
     @property
     def total_len(self) -> int:
@@ -84,6 +98,11 @@ class Oracle:
         self.waiting: deque[Request] = deque()  # in order
         self.running: list[Request] = []  # in order
         self.free = deque(range(config.num_blocks))
+        self.reserved = 0  # free blocks that the step has promised and not handed out yet
+        self.holders = [0] * config.num_blocks
+        self.block_of: dict[Key, int] = {}  # the prefix cache
+        self.key_of: dict[int, Key] = {}
+        self.hits: dict[int, list[int]] = {}  # of the requests that wait when the step begins
         self.step_number = 0
         self.news: list[Event] = []
 
@@ -97,11 +116,26 @@ class Oracle:
 
     # What is refused
 
-    def add_request(self, prompt_len: int, max_tokens: int, stop_ids: Collection[int] = ()) -> int:
-        """Gives the request's ID; a request that can never fit is refused in the trace. No stop ids: EOS is ignored."""
+    def add_request(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        stop_ids: Collection[int] = (),
+        *,
+        content: int | None = None,
+        prompt: tuple[Token, ...] | None = None,
+        cache_salt: int = 0,
+    ) -> int:
+        """Gives the request's ID; a request that can never fit is refused in the trace. No stop ids: EOS is ignored.
+
+        Without `content` and `prompt` the request has nothing in common with any other.
+        """
         if prompt_len < 1 or max_tokens < 1:
             raise ValueError(f"prompt_len and max_tokens must be at least 1, got {prompt_len} and {max_tokens}")
-        request = Request(len(self.requests), prompt_len, max_tokens, frozenset(stop_ids))
+        seq = len(self.requests)
+        content = seq if content is None else content
+        prompt = tuple((content, i) for i in range(prompt_len)) if prompt is None else prompt
+        request = Request(seq, prompt, max_tokens, frozenset(stop_ids), content, cache_salt)
         self.requests.append(request)
         self.news.append(Added(seq=request.seq, prompt_len=prompt_len, max_tokens=max_tokens, step=self.step_number))
         if reason := self.never_fits(request):
@@ -147,14 +181,24 @@ class Oracle:
         news, self.news = self.news, []
         if not (self.waiting or self.running):
             return news
+        self.hits = {request.seq: self.look_up(request) for request in self.waiting}
         if self.config.schedule == "mixed":
             preempted, decodes, prefills, budget = self.plan_mixed()
         else:
             preempted, decodes, prefills, budget = self.plan_prefill_first()
+        waits = self.wait_lines(budget)
+        self.reserved = 0
+        for request in decodes + [request for request, _ in prefills]:
+            self.allocate(request)
         events = news + preempted
+        events += [
+            CacheHit(seq=request.seq, tokens=request.cached, step=self.step_number)
+            for request, _ in prefills
+            if request.seq in self.hits and request.cached
+        ]
         events += [self.line(request, "PRE-FILL", tokens) for request, tokens in prefills]
         events += [self.line(request, "DECODE", 1) for request in decodes]
-        events += self.wait_lines(budget)
+        events += waits
         events += self.run([(request, 1) for request in decodes] + prefills)
         self.step_number += 1
         return events
@@ -181,8 +225,7 @@ class Oracle:
             newest = self.running[-1]
             preempted.append(self.preempt(newest))
             decodes = [request for request in decodes if request is not newest]
-        for request in decodes:
-            self.allocate(request)
+        self.reserved = sum(self.need(request) - len(request.blocks) for request in decodes)
         return preempted, decodes
 
     def plan_prefills(self, budget: int, admit: bool) -> tuple[list[tuple[Request, int]], int]:
@@ -196,7 +239,7 @@ class Oracle:
         while admit and self.waiting and not self.why_not(self.waiting[0], budget):
             request = self.waiting.popleft()
             self.admit(request)
-            tokens = min(request.total_len, budget)
+            tokens = min(request.total_len - request.cached, budget)
             prefills.append((request, tokens))
             budget -= tokens
         return prefills, budget
@@ -206,10 +249,13 @@ class Oracle:
         free_slots = self.config.max_num_seqs - len(self.running)
         if free_slots == 0:
             return "slots", 1, free_slots
-        if self.need(head) > len(self.free):
-            return "blocks", self.need(head), len(self.free)
+        hits = self.hits.get(head.seq, [])
+        taken = [block for block in hits if self.holders[block] == 0]
+        needs, free = self.need(head) - len(hits) + len(taken), len(self.free) - self.reserved
+        if needs > free:
+            return "blocks", needs, free
         if budget == 0:
-            return "tokens", head.total_len - head.cached, budget
+            return "tokens", head.total_len - len(hits) * self.config.block_size, budget
         return None
 
     def wait_lines(self, budget: int) -> list[Event]:
@@ -220,7 +266,7 @@ class Oracle:
                 assert why is not None, "a request waits without a reason"
                 reason, needs, free = why
             else:
-                reason, needs, free = "queue_order", self.need(request), len(self.free)
+                reason, needs, free = "queue_order", self.need(request), len(self.free) - self.reserved
             changed, request.reason = reason != request.reason, reason
             if changed and (ahead == 0 or self.waiting_lines == "all"):
                 events.append(
@@ -231,11 +277,13 @@ class Oracle:
     def run(self, scheduled: list[tuple[Request, int]]) -> list[Event]:
         """Forward, sample and commit."""
         events: list[Event] = []
+        seen: set[Key] = set()
         for request, tokens in sorted(scheduled, key=lambda pair: pair[0].seq):
+            self.fill(request, tokens, seen)
             request.cached += tokens
             if request.cached < request.total_len:
                 continue
-            token = self.next_token(request.seq, request.total_len)
+            token = self.next_token(request.content, request.total_len)
             request.generated.append(token)
             finish_reason = None
             if token in request.stop_ids:
@@ -263,11 +311,21 @@ class Oracle:
         request.prefill_len = request.total_len
         request.reason = None
         self.running.append(request)
-        self.allocate(request)
+        for block in self.hits[request.seq]:
+            if self.holders[block] == 0:
+                self.free.remove(block)
+            self.holders[block] += 1
+            request.blocks.append(block)
+        request.cached = len(request.blocks) * self.config.block_size
+        self.reserved += self.need(request) - len(request.blocks)
 
     def allocate(self, request: Request) -> None:
         while len(request.blocks) < self.need(request):
-            request.blocks.append(self.free.popleft())
+            block = self.free.popleft()
+            self.holders[block] = 1
+            if block in self.key_of:
+                del self.block_of[self.key_of.pop(block)]
+            request.blocks.append(block)
 
     def preempt(self, request: Request) -> Event:
         event = Preempted(
@@ -282,7 +340,44 @@ class Oracle:
         self.running.remove(request)
         request.slot = None
         while request.blocks:
-            self.free.append(request.blocks.pop())
+            block = request.blocks.pop()
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                self.free.append(block)
+
+    # The prefix cache
+
+    def key(self, request: Request, index: int) -> "Key":
+        return request.cache_salt, request.tokens[: (index + 1) * self.config.block_size]
+
+    def look_up(self, request: Request) -> list[int]:
+        """The registered blocks that a waiting request begins with; its last token is not among theirs."""
+        blocks: list[int] = []
+        for index in range((request.total_len - 1) // self.config.block_size):
+            block = self.block_of.get(self.key(request, index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def fill(self, request: Request, tokens: int, seen: set["Key"]) -> None:
+        """Register the blocks that these tokens fill. `seen`: the keys of those that the step has filled so far."""
+        if not self.config.enable_prefix_caching:
+            return
+        size, goes_on = self.config.block_size, True
+        num_full = request.cached // size
+        if num_full > 0 and request.blocks[num_full - 1] not in self.key_of:
+            return
+        for index in range(num_full, (request.cached + tokens) // size):
+            key, block = self.key(request, index), request.blocks[index]
+            goes_on = goes_on and key not in self.block_of and key not in seen
+            seen.add(key)
+            if goes_on:
+                self.block_of[key], self.key_of[block] = block, key
+
+    def reset_prefix_cache(self) -> None:
+        self.block_of.clear()
+        self.key_of.clear()
 
     def line(self, request: Request, phase: Literal["PRE-FILL", "DECODE"], tokens: int) -> Event:
         return Scheduled(
@@ -297,6 +392,9 @@ class Oracle:
             step=self.step_number,
         )
 
+
+Key = tuple[int, tuple[Token, ...]]
+"""A prefix: the cache salt, and the tokens up to the end of a block."""
 
 # Preempted events, decodes, prefills with their tokens, budget left.
 Plan = tuple[list[Event], list[Request], list[tuple[Request, int]], int]

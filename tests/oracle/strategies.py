@@ -11,14 +11,34 @@ from hypothesis import strategies as st
 
 from jaxpaged.trace import Event
 from tests.oracle.fake import FakeForward
-from tests.oracle.scheduler import Oracle, OracleConfig
+from tests.oracle.scheduler import Oracle, OracleConfig, Token
+
+VALUES = 32  # of a content's tokens
 
 
 @dataclass(frozen=True)
 class RequestSpec:
+    """A request's tokens are its content's, but the first `shared_len` of its prompt, which are content `like`'s.
+
+    content: None is one of its own. Two of one content generate the same tokens.
+    """
+
     prompt_len: int
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
+    content: int | None = None
+    shared_len: int = 0
+    like: int = 0
+    cache_salt: int = 0
+
+    def prompt(self, seq: int) -> tuple[Token, ...]:
+        own = self.content_of(seq)
+        # The last token is always its own: what comes after it is the content's.
+        shared = min(self.shared_len, self.prompt_len - 1)
+        return tuple((self.like if i < shared else own, i % VALUES) for i in range(self.prompt_len))
+
+    def content_of(self, seq: int) -> int:
+        return seq if self.content is None else self.content
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,8 @@ PINNED_CONFIGS = (
     OracleConfig(4, 3, 4, 200, 30, "mixed"),  # a pool below max_model_len: requests are refused for blocks
     OracleConfig(16, 4, 3, 8, 40, "mixed"),
     OracleConfig(8, 6, 1, 5, 32, "mixed"),  # one slot
+    OracleConfig(2, 7, 4, 3, 14, "mixed", enable_prefix_caching=False),
+    OracleConfig(2, 7, 4, 3, 14, "prefill_first", enable_prefix_caching=False),
 )
 
 
@@ -70,6 +92,7 @@ def configs(draw: st.DrawFn) -> OracleConfig:
         max_num_batched_tokens=draw(st.one_of(st.integers(1, 10), st.integers(1, 40), st.just(10**6))),
         max_model_len=max_model_len,
         schedule=draw(st.sampled_from(["mixed", "prefill_first"])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
     )
 
 
@@ -86,7 +109,16 @@ def mixes(draw: st.DrawFn, config: OracleConfig, max_requests: int = 12) -> Mix:
         st.integers(max(1, capacity // 3), capacity), st.integers(1, 4), st.integers(1, config.max_model_len + 3)
     )
     stop_ids = st.sampled_from([(), (), (0,), (0, 1)])
-    requests = st.builds(RequestSpec, prompt_lens, max_tokens, stop_ids)
+    requests = st.builds(
+        RequestSpec,
+        prompt_lens,
+        max_tokens,
+        stop_ids,
+        content=st.sampled_from([None, None, 0, 1]),
+        shared_len=st.one_of(st.just(0), st.integers(0, capacity), st.just(capacity)),
+        like=st.integers(0, 1),
+        cache_salt=st.sampled_from([0, 0, 0, 1]),
+    )
     # The size is drawn first: hypothesis' own lists are mostly short, and a crowd is what fills slots and budget.
     batches = st.integers(1, max_requests // 2).flatmap(lambda n: st.lists(requests, min_size=n, max_size=n).map(tuple))
     aborts = st.lists(st.integers(0, max_requests), max_size=4, unique=True).map(tuple)
@@ -107,7 +139,15 @@ def drive(oracle: Oracle, mix: Mix) -> Iterator[list[Event]]:
             if seq < len(oracle.requests):
                 oracle.abort(seq)
         for request in round_.requests:
-            oracle.add_request(request.prompt_len, request.max_tokens, request.stop_ids)
+            seq = len(oracle.requests)
+            oracle.add_request(
+                request.prompt_len,
+                request.max_tokens,
+                request.stop_ids,
+                content=request.content_of(seq),
+                prompt=request.prompt(seq),
+                cache_salt=request.cache_salt,
+            )
         for _ in range(round_.max_steps):
             if oracle.done:
                 break

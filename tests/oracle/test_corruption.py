@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
-from jaxpaged.trace import Added, Event, Finished, Preempted, Refused, Scheduled, Waiting, check_events
+from jaxpaged.trace import Added, CacheHit, Event, Finished, Preempted, Refused, Scheduled, Waiting, check_events
 from tests.oracle.scheduler import Oracle, OracleConfig
 from tests.oracle.strategies import Mix, cases, drive
 
@@ -13,7 +13,7 @@ from tests.oracle.strategies import Mix, cases, drive
 FREE = {(Refused, "reason"), (Finished, "finish_reason"), (Added, "max_tokens")}
 
 
-@pytest.mark.parametrize("kind", [Added, Refused, Preempted, Waiting, Scheduled, Finished])
+@pytest.mark.parametrize("kind", [Added, Refused, Preempted, CacheHit, Waiting, Scheduled, Finished])
 def test_each_changed_field_is_found(kind: type[Event]) -> None:
     names = [name.name for name in fields(kind) if name.name not in ("step", "time_us")]
     for name in [name for name in names if (kind, name) not in FREE]:
@@ -23,7 +23,9 @@ def test_each_changed_field_is_found(kind: type[Event]) -> None:
         def run(case: tuple[OracleConfig, Mix], data: st.DataObject, name: str) -> None:
             config, mix = case
             events = [event for step in drive(Oracle(config, mix.forward), mix) for event in step]
-            places = [at for at, event in enumerate(events) if isinstance(event, kind) and told(events, at, name)]
+            places = [
+                at for at, event in enumerate(events) if isinstance(event, kind) and told(config, events, at, name)
+            ]
             if not places:
                 return
             at = data.draw(st.sampled_from(places))
@@ -34,14 +36,24 @@ def test_each_changed_field_is_found(kind: type[Event]) -> None:
         run()
 
 
-LIMITS = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+LIMITS = (
+    "block_size",
+    "num_blocks",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enable_prefix_caching",
+)
 
 
-def told(events: list[Event], at: int, name: str) -> bool:
-    """Whether a later line of the sequence depends on the field: blocks and chunks before PREEMPTED leave no mark."""
+def told(config: OracleConfig, events: list[Event], at: int, name: str) -> bool:
+    """Whether the events tell the field: blocks and chunks before PREEMPTED leave no mark, and what the prefix cache
+    has of a waiting sequence no line says."""
+    event = events[at]
+    if isinstance(event, Waiting) and name in ("needs", "reason"):
+        return not (config.enable_prefix_caching and event.reason in ("blocks", "tokens"))
     if name not in ("blocks", "scheduled"):
         return True
-    event = events[at]
     following = next(later for later in events[at + 1 :] if later.seq == event.seq and not isinstance(later, Waiting))
     return isinstance(following, Scheduled if name == "blocks" else Scheduled | Finished)
 

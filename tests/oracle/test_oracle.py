@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jaxpaged.trace import (
+    CacheHit,
     Cancelled,
     Event,
     Finished,
@@ -40,6 +41,7 @@ def violations(config: OracleConfig, events: list[Event]) -> list[Violation]:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         complete=True,
+        enable_prefix_caching=config.enable_prefix_caching,
     )
 
 
@@ -59,15 +61,30 @@ def test_every_mix(case: tuple[OracleConfig, Mix]) -> None:
         assert any(isinstance(event, Scheduled) for event in step) or not live, "a step without progress"
         assert number < most_steps(config, mix), "no end"
         free, held = oracle.pool_state()
-        blocks = [*free, *(block for blocks in held.values() for block in blocks)]
-        assert sorted(blocks) == list(range(config.num_blocks)), "a block leaked or is held twice"
+        check_pool(oracle, free, held)
         assert len({request.slot for request in oracle.running}) == len(oracle.running)
         events += step
     assert violations(config, events) == []
     assert len(oracle.pool_state()[0]) == config.num_blocks
-    first_seen = [event.seq for event in events if isinstance(event, Scheduled) and event.cached == 0]
+    first_seen = [event.seq for event in events if isinstance(event, Scheduled)]
     assert list(dict.fromkeys(first_seen)) == sorted(set(first_seen)), "not first come, first served"
     check_tokens(oracle, events, mix.forward)
+
+
+def check_pool(oracle: Oracle, free: tuple[int, ...], held: dict[int, tuple[int, ...]]) -> None:
+    """Every block is free or held; who shares one shares all before it, and it is full of the same tokens for all."""
+    in_use = {block for blocks in held.values() for block in blocks}
+    assert sorted([*free, *in_use]) == list(range(oracle.config.num_blocks)), "a block leaked, or is free and held"
+    prefix_of: dict[int, tuple[object, ...]] = {}
+    size = oracle.config.block_size
+    for request in oracle.running:
+        for index, block in enumerate(request.blocks):
+            prefix = (tuple(request.blocks[:index]), request.cache_salt, request.tokens[: (index + 1) * size])
+            assert prefix_of.setdefault(block, prefix) == prefix, f"block {block} is shared by different beginnings"
+            assert oracle.holders[block] == 1 or request.cached >= (index + 1) * size, "a block is shared and not full"
+    for (salt, tokens), block in oracle.block_of.items():
+        assert oracle.key_of[block] == (salt, tokens)
+        assert len(tokens) == size or (salt, tokens[:-size]) in oracle.block_of, "registered, and what is before not"
 
 
 def check_tokens(oracle: Oracle, events: list[Event], forward: FakeForward) -> None:
@@ -78,7 +95,7 @@ def check_tokens(oracle: Oracle, events: list[Event], forward: FakeForward) -> N
             assert not request.generated
             continue
         prompt_len, total_len = request.prompt_len, ends[request.seq].total_len
-        assert request.generated == [forward(request.seq, position) for position in range(prompt_len, total_len)]
+        assert request.generated == [forward(request.content, position) for position in range(prompt_len, total_len)]
         stops = [token in request.stop_ids for token in request.generated]
         assert not any(stops[:-1])
         end = ends[request.seq]
@@ -118,16 +135,22 @@ def test_pinned_configs_meet_every_situation(schedule: str) -> None:
 
         run()
     every = ["refused", "stop", "length", "slots", "blocks", "queue_order", "tokens", "chunk", "preempted"]
+    every += ["hit", "hit after preemption", "shared block", "fully cached"]
     rare = [situation for situation in every if met[situation] < 30]
     assert not rare or (schedule == "prefill_first" and rare == ["tokens"]), met
 
 
 def situations(events: list[Event]) -> list[str]:
     met = []
+    preempted: set[int] = set()
+    holder: dict[tuple[int, int], int] = {}
     for event in events:
         match event:
             case Preempted():
                 met.append("preempted")
+                preempted.add(event.seq)
+            case CacheHit():
+                met.append("hit after preemption" if event.seq in preempted else "hit")
             case Refused():
                 met.append("refused")
             case Waiting():
@@ -136,8 +159,14 @@ def situations(events: list[Event]) -> list[str]:
                 met.append(str(event.finish_reason))
             case Scheduled(phase="PRE-FILL") if event.cached + event.scheduled < event.total_len:
                 met.append("chunk")
+            case Scheduled(phase="PRE-FILL") if event.cached and event.scheduled == 1:
+                met.append("fully cached")
             case _:
                 pass
+        if isinstance(event, Scheduled):
+            if (event.step, event.blocks[0]) in holder:
+                met.append("shared block")
+            holder[event.step, event.blocks[0]] = event.seq
     return met
 
 

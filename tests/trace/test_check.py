@@ -60,7 +60,7 @@ STORY: list[Event] = [
     Finished(seq=1, prompt_len=4, total_len=6, finish_reason="length", step=7),
 ]
 STORY_LIMITS: dict[str, Any] = dict(
-    block_size=2, num_blocks=4, max_num_batched_tokens=3, max_num_seqs=2, max_model_len=20
+    block_size=2, num_blocks=4, max_num_batched_tokens=3, max_num_seqs=2, max_model_len=20, enable_prefix_caching=False
 )
 
 
