@@ -79,6 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     engine.add_argument("--schedule", choices=get_args(Policy), default="mixed", help="policy of a step (%(default)s)")
 
+    engine.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute prompts that begin alike once (on)",
+    )
+
     output = parser.add_argument_group("output")
     output.add_argument(
         "--trace",
@@ -140,6 +147,7 @@ def _run(args: argparse.Namespace) -> int:
             max_model_len=args.max_model_len,
             attention_implementation=args.attention_implementation,
             schedule=args.schedule,
+            enable_prefix_caching=args.enable_prefix_caching,
             seed=args.seed,
             trace=args.trace,
         )
@@ -239,6 +247,7 @@ def _as_json(llm: LLM, texts: Iterable[str], outputs: Iterable[RequestOutput]) -
             "text": output.outputs[0].text,
             "token_ids": output.outputs[0].token_ids,
             "finish_reason": output.outputs[0].finish_reason,
+            "num_cached_tokens": output.num_cached_tokens,
         }
         for text, output in zip(texts, outputs, strict=True)
     ]

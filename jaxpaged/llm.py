@@ -149,6 +149,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt: text, token ids, or `{"prompt": ...}` / `{"prompt_token_ids": ...}`. In their order.
 
+        A dict may have a `"cache_salt"`, a text: the prompt then shares the prefix cache with those of the same alone.
+
         sampling_params: one for all, or one for each; None is `SamplingParams()`. All requests are checked before any
         work: raises ValueError, naming the prompt and the field, and none of them is run.
         """
@@ -158,12 +160,13 @@ class LLM:
         for index, (prompt, own) in enumerate(zip(each, params, strict=True)):
             try:
                 text, token_ids = self._encode(prompt)
-                self.engine.check_request(token_ids, self._for_engine(own))
+                self.engine.check_request(token_ids, self._for_engine(own), _cache_salt(prompt))
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(each) > 1 else str(error)) from error
             texts.append(text)
             all_token_ids.append(token_ids)
-        completions = self._complete(all_token_ids, params, use_tqdm)
+        salts = [_cache_salt(prompt) for prompt in each]
+        completions = self._complete(all_token_ids, params, salts, use_tqdm)
         return [self._output(*completion, text) for completion, text in zip(completions, texts, strict=True)]
 
     def chat(
@@ -202,12 +205,12 @@ class LLM:
         """
         (params,) = _params_for_each(sampling_params, 1)
         text, token_ids = self._encode(prompt)
-        self.engine.check_request(token_ids, self._for_engine(params))
+        self.engine.check_request(token_ids, self._for_engine(params), _cache_salt(prompt))
         self._require_idle()
         completion = CompletionText(self._tokenizer, params) if self._tokenizer else None
         steps = min(_STREAMED_STEPS, self.engine.config.max_steps)
         try:
-            request = self.engine.add_request(token_ids, self._for_engine(params))
+            request = self.engine.add_request(token_ids, self._for_engine(params), _cache_salt(prompt))
             while request.finish_reason is None:
                 for update in self.engine.run(steps):
                     num_tokens = len(request.token_ids) - len(update.token_ids)
@@ -224,10 +227,12 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """A prompt's text, if it has one, and its token ids."""
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
                 keys = sorted(map(str, prompt))
-                raise ValueError(f"a prompt has the keys 'prompt' and 'prompt_token_ids', not {keys}")
+                raise ValueError(
+                    f"a prompt has the keys 'prompt' or 'prompt_token_ids', and may have 'cache_salt', not {keys}"
+                )
             text = prompt.get("prompt", "")
             if not isinstance(text, str):
                 raise ValueError(f"prompt must be text, not {type(text).__name__}")
@@ -272,15 +277,19 @@ class LLM:
         return piece
 
     def _complete(
-        self, all_token_ids: Sequence[Sequence[int]], params: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        all_token_ids: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        salts: Sequence[str | None],
+        use_tqdm: bool,
     ) -> list[tuple[Request, CompletionText | None]]:
         """Run checked requests to their end. The text is followed on the way only where it can end a request."""
         self._require_idle()
         num_tokens = 0
         try:
             requests = [
-                self.engine.add_request(ids, self._for_engine(own))
-                for ids, own in zip(all_token_ids, params, strict=True)
+                self.engine.add_request(ids, self._for_engine(own), salt)
+                for ids, own, salt in zip(all_token_ids, params, salts, strict=True)
             ]
             completions = {
                 request.seq: (request, CompletionText(self.get_tokenizer(), own) if own.stop else None)
@@ -306,6 +315,10 @@ class LLM:
             if self.engine.has_unfinished_requests():
                 self.engine.abort_all()  # an interrupted call leaves nothing for the next one
             self._flush_trace()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes: what is asked from now on is computed anew."""
+        self.engine.reset_prefix_cache()
 
     def _flush_trace(self) -> None:
         if self._trace:
@@ -339,6 +352,10 @@ def _resolve_dtype(dtype: DType, max_num_seqs: int) -> jnp.dtype:
     if dtype not in get_args(DType):
         raise ValueError(f"dtype must be one of {list(get_args(DType))}, not {dtype!r}")
     return best_dtype(max_num_seqs) if dtype == "auto" else jnp.dtype(dtype)
+
+
+def _cache_salt(prompt: Prompt) -> str | None:
+    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
 
 
 def _is_list(value: Any) -> bool:

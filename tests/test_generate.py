@@ -141,7 +141,15 @@ def test_json(settings, capsys, texts) -> None:
     result = json.loads(capsys.readouterr().out)
     assert [entry["prompt"] for entry in result["outputs"]] == texts
     for entry in result["outputs"]:
-        assert set(entry) == {"request_id", "prompt", "prompt_token_ids", "text", "token_ids", "finish_reason"}
+        assert set(entry) == {
+            "request_id",
+            "prompt",
+            "prompt_token_ids",
+            "text",
+            "token_ids",
+            "finish_reason",
+            "num_cached_tokens",
+        }
         assert entry["text"] == expected(entry["prompt"])
         assert len(entry["token_ids"]) == 9 and entry["finish_reason"] == "length"
     stats = result["stats"]
@@ -155,6 +163,7 @@ def test_json(settings, capsys, texts) -> None:
 def test_traces(settings, capsys, tmp_path) -> None:
     """On standard error, or in a file, as text or JSON lines: the same steps."""
     texts = ["Hello there", "a", "Why?"]
+    tiny_llm().reset_prefix_cache()
     assert main("--trace", "--", *texts) == 0
     out, err = capsys.readouterr()
     assert out.startswith("[0] Hello there\n")
@@ -163,6 +172,7 @@ def test_traces(settings, capsys, tmp_path) -> None:
     shown = list(parse_text(lines))
     traces = [shown]
     for name in ("trace.txt", "with space.jsonl"):
+        tiny_llm().reset_prefix_cache()
         assert main(*texts, "--trace", str(tmp_path / name)) == 0
         assert "3/3" in capsys.readouterr().err
         lines = (tmp_path / name).read_text().splitlines()

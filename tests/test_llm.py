@@ -293,10 +293,18 @@ def test_the_progress_bar_goes_to_standard_error_or_nowhere(llm, capfd) -> None:
 
 def test_the_trace_of_a_run_is_sound_and_the_same_in_every_form(llm, tmp_path) -> None:
     before = len(recorder().events)
+    llm.reset_prefix_cache()
     run(llm, PROMPTS, [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * len(PROMPTS))
     check_trace(recorder().events[before:])
     events = recorder().events[before:]
-    assert {type(event).__name__ for event in events} == {"Added", "Scheduled", "Waiting", "Preempted", "Finished"}
+    assert {type(event).__name__ for event in events} == {
+        "Added",
+        "Scheduled",
+        "Waiting",
+        "Preempted",
+        "CacheHit",
+        "Finished",
+    }
     heard: list[Event] = []
     for form in (tmp_path / "trace.txt", str(tmp_path / "trace.jsonl"), heard.append):
         sink = open_sink(form)
@@ -353,3 +361,21 @@ def test_a_trace_function_that_fails(llm) -> None:
     with pytest.raises(RuntimeError, match="the trace function failed"):
         run(llm, PROMPTS)
     assert run(llm, PROMPTS) == expected
+
+
+def test_prompts_that_begin_alike_are_computed_once(llm) -> None:
+    """Also by name of the salt; and an output says how much of its prompt came from the prefix cache."""
+    llm.reset_prefix_cache()
+    prompt = [5, 6, 7] * 12
+    size = llm.engine.config.block_size
+    most = (len(prompt) - 1) // size * size
+
+    def cached(cache_salt: str | None = None) -> int:
+        asked = {"prompt_token_ids": prompt} | ({"cache_salt": cache_salt} if cache_salt else {})
+        (output,) = llm.generate(asked, GREEDY, use_tqdm=False)
+        return output.num_cached_tokens
+
+    assert [cached(), cached(), cached("tenant"), cached("tenant"), cached()] == [0, most, 0, most, most]
+    assert most > 0
+    llm.reset_prefix_cache()
+    assert cached() == 0

@@ -15,6 +15,7 @@ from tests.tiny_llm import SIZES, recorder, tiny_folder, tiny_llm, write_tokeniz
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 IDS = "prompt_token_ids"
+PROMPT_KEYS = "a prompt has the keys 'prompt' or 'prompt_token_ids', and may have 'cache_salt'"
 # Beside two good prompts this one comes second.
 BAD_PROMPTS = {
     "empty text": ("", "prompt is empty, and the model's tokenizer adds no BOS token"),
@@ -32,8 +33,13 @@ BAD_PROMPTS = {
     "number": (7, f"{IDS} must be a sequence of token ids, not int"),
     "two axes": (np.ones((2, 2), int), f"{IDS} must have one axis, not the shape (2, 2)"),
     "lone surrogate": ("a\ud800", "prompt is not valid Unicode text: 'a\\ud800' has lone surrogates"),
-    "unknown key": ({"text": "a"}, "a prompt has the keys 'prompt' and 'prompt_token_ids', not ['text']"),
-    "no key": ({}, "a prompt has the keys 'prompt' and 'prompt_token_ids', not []"),
+    "unknown key": ({"text": "a"}, f"{PROMPT_KEYS}, not ['text']"),
+    "no key": ({}, f"{PROMPT_KEYS}, not []"),
+    "salt alone": ({"cache_salt": "a"}, f"{PROMPT_KEYS}, not ['cache_salt']"),
+    "no salt": (
+        {"prompt_token_ids": [1], "cache_salt": 7},
+        "cache_salt must be text that is not empty, or None, not 7",
+    ),
     "prompt of a dict": ({"prompt": [5]}, "prompt must be text, not list"),
     "ids of a dict": ({"prompt": "a", IDS: "a"}, f"{IDS} must be a sequence of token ids, not str"),
     "too long": ([5] * 64, "a prompt of 64 tokens is refused: it needs 65 tokens, max_model_len is 64"),

@@ -128,6 +128,7 @@ def _servers(workload: Workload, options: Options) -> dict[str, Server]:
 
 
 def _serve(llm: LLM, workload: Workload, name: str, server: Server) -> Served:
+    llm.reset_prefix_cache()  # each repetition has the same prompts, and shall compute them
     if name != "trace":
         return server(llm, workload)
     with tempfile.TemporaryDirectory() as folder, traced(llm, Path(folder) / "trace.jsonl"):
@@ -150,6 +151,7 @@ def _probe(llm: LLM, batch: int) -> Served | None:
     workload = draw(definition, llm.engine.model_config.vocab_size)
     if config.blocks_for(workload.longest - 1) > config.num_blocks:
         return None
+    llm.reset_prefix_cache()
     served = serve_all(llm, workload)
     _note(f"decode at batch {batch}: {served.seconds:.2f} s")
     return served

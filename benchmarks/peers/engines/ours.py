@@ -17,6 +17,7 @@ def load(model: Path, dtype: str) -> Engine:
     llm = LLM(model, dtype=cast(DType, dtype))
 
     def generate(prompts: Sequence[list[int]], lengths: Sequence[int]) -> TokenIds:
+        llm.reset_prefix_cache()  # of the round before
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
