@@ -79,7 +79,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def test_nothing_compiles_after_warm_up() -> None:
-    """Whatever the number of requests, their lengths, their sampling, the steps of a run, or an abort."""
+    """Whatever the number of requests, their lengths, their sampling, prefixes they share, the steps of a run, or an abort."""
     config = engine_config(num_blocks=512, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024)
     engine = Engine(model(), MODEL_CONFIG, config)
     engine.warm_up()
@@ -92,7 +92,8 @@ def test_nothing_compiles_after_warm_up() -> None:
                         engine.add_request([1 + i] * length, SamplingParams(**sampling, max_tokens=5 + i))
                     while engine.has_unfinished_requests():
                         engine.run(1 + count)
-        engine.add_request([1, 2, 3], SamplingParams(max_tokens=9))
+        engine.reset_prefix_cache()
+        engine.add_request([1, 2, 3], SamplingParams(max_tokens=9), cache_salt="other")
         engine.run()
         engine.abort_all()
         assert [request.token_ids for request in run_all(engine)] == expected
