@@ -79,7 +79,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 
 def test_nothing_compiles_after_warm_up() -> None:
-    """Whatever the number of requests, their lengths, their sampling, prefixes they share, the steps of a run, or an abort."""
+    """Whatever the number of requests, their lengths, sampling, shared prefixes, the steps of a run, or an abort."""
     config = engine_config(num_blocks=512, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024)
     engine = Engine(model(), MODEL_CONFIG, config)
     engine.warm_up()
