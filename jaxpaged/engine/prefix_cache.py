@@ -7,6 +7,7 @@ handed out again while one that follows it is still registered.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,58 +96,89 @@ def register(
     A block is registered if the one before it is, nothing is registered under its key, and of the step's filled blocks
     none before it has its key. Those that follow a block which was not registered before have no key.
     """
+    filled = _filled(cache, tokens, row, tables, cached, scheduled, cache_salt, config)
+    i = jnp.arange(filled.block.shape[0])
+    earlier = (i[:, None] > i) & filled.is_one & ~filled.is_orphan
+    is_known = _find(cache, filled.key)[0] | jnp.any(earlier & (filled.key[:, None] == filled.key), axis=1)
+    # Several that come to one set take its free places in order.
+    places = _places(cache, filled.key)
+    is_free = ~_is_entry(cache, places, cache.entries[places])
+    turn = jnp.sum(earlier & ~is_known & (places[:, :1] == places[:, 0]), axis=1)[:, None] + 1
+    is_its = is_free & (jnp.cumsum(is_free, axis=1) == turn)
+    place = jnp.take_along_axis(places, jnp.argmax(is_its, axis=1)[:, None], axis=1)[:, 0]
+
+    fails = filled.is_one & (filled.is_orphan | is_known | ~jnp.any(is_its, axis=1))
+    succeeds = filled.is_one & ~jnp.any(filled.up_to & fails, axis=1)  # and so do those before it
+    block = jnp.where(succeeds, filled.block, config.num_blocks)
+    entry = jnp.where(succeeds, place, cache.entries.shape[0])
+    return PrefixCache(
+        place=cache.place.at[block].set(place, mode="drop"),
+        entries=cache.entries.at[entry].set(block, mode="drop"),
+        key=cache.key.at[block].set(filled.key, mode="drop"),
+        parent=cache.parent.at[block].set(filled.parent, mode="drop"),
+        tokens=cache.tokens.at[block].set(filled.tokens, mode="drop"),
+    )
+
+
+class _Filled(NamedTuple):
+    """The blocks that a step fills, by sequence and position. is_one: the others are none.
+
+    up_to: of each, those of its own sequence up to itself. is_orphan: whether the one before the first of them is not
+    registered; then the key means nothing.
+    """
+
+    is_one: Bool[Array, " F"]
+    block: Int32[Array, " F"]
+    parent: Int32[Array, " F"]
+    key: UInt32[Array, " F"]
+    tokens: Int32[Array, "F block_size"]
+    up_to: Bool[Array, "F F"]
+    is_orphan: Bool[Array, " F"]
+
+
+def _filled(
+    cache: PrefixCache,
+    tokens: Int32[Array, "R L"],
+    row: Int32[Array, " S"],
+    tables: Int32[Array, "S M"],
+    cached: Int32[Array, " S"],
+    scheduled: Int32[Array, " S"],
+    cache_salt: Int32[Array, " S"],
+    config: EngineConfig,
+) -> _Filled:
     size = config.block_size
     num_full = cached // size
-    new = (cached + scheduled) // size - num_full
-    start = exclusive_cumsum(new)
+    count = (cached + scheduled) // size - num_full
+    start = exclusive_cumsum(count)
     i = jnp.arange(most_filled(config))
-    its = (start <= i[:, None]) & (i[:, None] < start + new)
-    is_new = i < jnp.sum(new)
+    its = (start <= i[:, None]) & (i[:, None] < start + count)
     candidate = pick(its, jnp.arange(len(row)))
-    index = pick(its, num_full - start) + i  # of the block in its sequence
-    salt, own = cache_salt[candidate], tables[candidate]
-    block = jnp.take_along_axis(own, index[:, None], axis=1, mode="clip")[:, 0]
-    before = jnp.take_along_axis(own, index[:, None] - 1, axis=1, mode="clip")[:, 0]
-    parent = jnp.where(index > 0, before, _root(salt))
+    index = pick(its, num_full - start) + i  # in its sequence
+    is_one = i < jnp.sum(count)
+    up_to = (candidate[:, None] == candidate) & (i <= i[:, None]) & is_one
+
+    def block_at(index: Int32[Array, " F"]) -> Int32[Array, " F"]:
+        return tables.at[candidate, jnp.maximum(index, 0)].get(mode="clip")
 
     position = index[:, None] * size + jnp.arange(size)
-    filled = tokens.at[row[candidate][:, None], position].get(mode="clip")
-    sums = jnp.sum(_words(filled, position), axis=1, dtype=jnp.uint32)
-    sums = jnp.sum(jnp.where(_same_sequence(candidate) & is_new, sums, 0), axis=1, dtype=jnp.uint32)
-    first_parent = jnp.take_along_axis(own, num_full[candidate][:, None] - 1, axis=1, mode="clip")[:, 0]
-    begins = num_full[candidate] == 0
-    key = jnp.where(begins, _key_of_root(salt), cache.key[first_parent]) + sums
-
-    is_orphan = ~begins & (cache.place[first_parent] == _NOWHERE)
-    earlier = (i[:, None] > i) & is_new & ~is_orphan
-    is_known = _find(cache, key)[0] | jnp.any(earlier & (key[:, None] == key), axis=1)
-    places = _places(cache, key)
-    is_room = ~_is_entry(cache, places, cache.entries[places])
-    same_set = earlier & ~is_known & (places[:, :1] == places[:, 0])
-    way = jnp.cumsum(is_room, axis=1) == jnp.sum(same_set, axis=1)[:, None] + 1
-    bad = is_known | is_orphan | ~jnp.any(way & is_room, axis=1)
-    stays_out = jnp.sum(_same_sequence(candidate) & bad & is_new, axis=1) > 0
-    registered = jnp.where(is_new & ~stays_out, block, config.num_blocks)
-    place = jnp.take_along_axis(places, jnp.argmax(way & is_room, axis=1)[:, None], axis=1)[:, 0]
-    at_entry = jnp.where(registered < config.num_blocks, place, cache.entries.shape[0])
-    return PrefixCache(
-        place=cache.place.at[registered].set(place, mode="drop"),
-        entries=cache.entries.at[at_entry].set(block, mode="drop"),
-        key=cache.key.at[registered].set(key, mode="drop"),
-        parent=cache.parent.at[registered].set(parent, mode="drop"),
-        tokens=cache.tokens.at[registered].set(filled, mode="drop"),
+    own_tokens = tokens.at[row[candidate][:, None], position].get(mode="clip")
+    own_sum = jnp.sum(_words(own_tokens, position), axis=1, dtype=jnp.uint32)
+    sums = jnp.sum(jnp.where(up_to, own_sum, 0), axis=1, dtype=jnp.uint32)
+    salt, begins, before = cache_salt[candidate], num_full[candidate] == 0, block_at(num_full[candidate] - 1)
+    return _Filled(
+        is_one=is_one,
+        block=block_at(index),
+        parent=jnp.where(index > 0, block_at(index - 1), _root(salt)),
+        key=jnp.where(begins, _key_of_root(salt), cache.key[before]) + sums,
+        tokens=own_tokens,
+        up_to=up_to,
+        is_orphan=~begins & (cache.place[before] == _NOWHERE),
     )
 
 
 def most_filled(config: EngineConfig) -> int:
     """The most blocks that one step fills: each sequence may fill one that was nearly full before."""
     return config.max_num_seqs + config.max_num_batched_tokens // config.block_size
-
-
-def _same_sequence(candidate: Int32[Array, " B"]) -> Bool[Array, "B B"]:
-    """Of each block, those of its own sequence up to itself."""
-    i = jnp.arange(len(candidate))
-    return (candidate[:, None] == candidate) & (i <= i[:, None])
 
 
 def _root(cache_salt: Int32[Array, " *N"]) -> Int32[Array, " *N"]:
