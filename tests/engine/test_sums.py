@@ -90,6 +90,7 @@ def _first_step(row: jax.Array, lens: jax.Array) -> jax.Array:
         prompt_len=lens,
         max_total_len=lens + 1,
         stop_ids=jnp.zeros((rows, CONFIG.max_stop_ids), jnp.int32),
+        cache_salt=jnp.zeros_like(lens),
         sampling=unpack(Sampling, jnp.zeros((rows, num_columns(Sampling)), jnp.int32), axis=-1),
         listed_ids=jnp.zeros((rows, CONFIG.max_listed_tokens), jnp.int32),
         listed_bias=jnp.zeros((rows, CONFIG.max_listed_tokens)),
