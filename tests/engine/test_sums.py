@@ -1,6 +1,6 @@
 """Sums along candidates, packed columns, and the most blocks that a step hands out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -96,5 +96,5 @@ def _first_step(row: jax.Array, lens: jax.Array) -> jax.Array:
         listed_bias=jnp.zeros((rows, CONFIG.max_listed_tokens)),
     )
     requests = enqueue(state.requests, new, CONFIG.max_num_seqs)
-    schedule = make_schedule(type(state)(requests, state.block_tables, state.block_pool, state.kv), CONFIG)
+    schedule = make_schedule(replace(state, requests=requests), CONFIG)
     return jnp.sum(schedule.new_blocks)
