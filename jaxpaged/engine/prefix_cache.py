@@ -103,11 +103,11 @@ def register(
     # Several that come to one set take its free places in order.
     places = _places(cache, filled.key)
     is_free = ~_is_entry(cache, places, cache.entries[places])
-    turn = jnp.sum(earlier & ~is_known & (places[:, :1] == places[:, 0]), axis=1)[:, None] + 1
-    is_its = is_free & (jnp.cumsum(is_free, axis=1) == turn)
-    place = jnp.take_along_axis(places, jnp.argmax(is_its, axis=1)[:, None], axis=1)[:, 0]
+    turn = jnp.sum(earlier & ~is_known & (places[0][:, None] == places[0]), axis=1) + 1
+    is_its = is_free & (jnp.cumsum(is_free, axis=0) == turn)
+    place = jnp.sum(jnp.where(is_its, places, 0), axis=0)
 
-    fails = filled.is_one & (filled.is_orphan | is_known | ~jnp.any(is_its, axis=1))
+    fails = filled.is_one & (filled.is_orphan | is_known | ~jnp.any(is_its, axis=0))
     succeeds = filled.is_one & ~jnp.any(filled.up_to & fails, axis=1)  # and so do those before it
     block = jnp.where(succeeds, filled.block, config.num_blocks)
     entry = jnp.where(succeeds, place, cache.entries.shape[0])
@@ -204,18 +204,18 @@ def _mix(word: UInt32[Array, "*N"]) -> UInt32[Array, "*N"]:
 
 
 def _find(cache: PrefixCache, key: UInt32[Array, "*N"]) -> tuple[Bool[Array, "*N"], Int32[Array, "*N"]]:
-    """Whether a block is registered under the key, and which (any, if none is)."""
+    """Whether a block is registered under the key, and which: 0 if none is, and never several."""
     places = _places(cache, key)
     blocks = cache.entries[places]
-    matches = _is_entry(cache, places, blocks) & (cache.key[blocks] == key[..., None])
-    block = jnp.take_along_axis(blocks, jnp.argmax(matches, axis=-1)[..., None], axis=-1)[..., 0]
-    return jnp.any(matches, axis=-1), block
+    matches = _is_entry(cache, places, blocks) & (cache.key[blocks] == key)
+    return jnp.any(matches, axis=0), jnp.sum(jnp.where(matches, blocks, 0), axis=0, dtype=jnp.int32)
 
 
-def _places(cache: PrefixCache, key: UInt32[Array, "*N"]) -> Int32[Array, "*N ways"]:
+def _places(cache: PrefixCache, key: UInt32[Array, "*N"]) -> Int32[Array, "ways *N"]:
+    """The places of a key's set. The ways come first: last, a TPU would pad them to 128 lanes."""
     sets = cache.entries.shape[0] // _WAYS
     first = (_mix(key) % jnp.uint32(sets)).astype(jnp.int32) * _WAYS
-    return first[..., None] + jnp.arange(_WAYS)
+    return first + jnp.arange(_WAYS).reshape(-1, *(1,) * key.ndim)
 
 
 def _is_entry(cache: PrefixCache, places: Int32[Array, "*N"], blocks: Int32[Array, "*N"]) -> Bool[Array, "*N"]:

@@ -33,8 +33,6 @@ def test_the_loop_compiles_and_every_pool_is_updated_in_place(name: str) -> None
     calls = sum((bucket.decode_tiles > 0) + (bucket.prefill_tiles > 0) for bucket in CONFIG.buckets)
     assert len(module.kernels) == LAYERS * calls
     assert program.sizes.alias_size_in_bytes >= num_bytes(loop.state)
-    # A look into the prefix cache takes the candidates' blocks three times, each block's tokens a row of 128 lanes.
-    looked_up = 3 * 4 * 128 * CONFIG.max_num_seqs * CONFIG.max_blocks
-    assert program.sizes.temp_size_in_bytes < num_bytes(pool) / 8 + looked_up
+    assert program.sizes.temp_size_in_bytes < num_bytes(pool) / 8
     assert not module.copies(pool)
     assert {"make_schedule", "allocate", "sample", "commit"} <= count_step(module).keys()
