@@ -6,7 +6,7 @@ Takes a few minutes. Writes benchmarks/results/tpu_launches.json and tpu_launche
 the count does not depend on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.hlo import STEP_PARTS, Module, count_step
@@ -45,26 +45,27 @@ def measure(model: str, chip: str) -> Row:
     loop = Loop.of(replace(MODELS[model], num_layers=LAYERS), engine_config(block_size=16))
     module = Module.parse(loop.compile(chip).text)
     launches = {part: dict(counts) for part, counts in count_step(module).items()}
-    return Row(model, chip, launches, {name: _inside(module, *functions) for name, functions in _BESIDES.items()})
+    besides = {name: _inside(module, *functions) for name, functions in _BESIDES.items()}
+    return Row(model, chip, launches, besides)
 
 
-# Each conditional by functions of ours that make it, and by one that is inside of another conditional.
-_BESIDES = {
-    "one waits": ({"_sharing"}, set[str]()),
+# Each conditional by the functions that it stands in, and by those that it does not.
+_BESIDES: dict[str, tuple[set[str], ...]] = {
+    "one waits": ({"_sharing"},),
     "blocks change": ({"allocate"}, {"_change"}),
-    "it preempts": ({"_change", "release"}, set[str]()),
-    "a block is full": ({"_register"}, set[str]()),
-    "one finishes": ({"commit", "release"}, set[str]()),
+    "it preempts": ({"_change", "release"},),
+    "a block is full": ({"_register"},),
+    "one finishes": ({"commit", "release"},),
 }
 
 
-def _inside(module: Module, made_by: set[str], but_not: set[str]) -> int:
+def _inside(module: Module, stands_in: set[str], but_not: Set[str] = frozenset()) -> int:
     """What the branch of a conditional launches that does something."""
     (conditional,) = [
         instruction
         for instruction in module.instructions
         if instruction.opcode == "conditional"
-        and made_by <= set(module.functions(instruction))
+        and stands_in <= set(module.functions(instruction))
         and not but_not & set(module.functions(instruction))
     ]
     return max(len(list(module.launches(branch))) for branch in conditional.branches)

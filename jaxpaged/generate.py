@@ -78,7 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="tpu, gpu or reference, which takes any shape (the platform's own)",
     )
     engine.add_argument("--schedule", choices=get_args(Policy), default="mixed", help="policy of a step (%(default)s)")
-
     engine.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,

@@ -123,7 +123,7 @@ class LLM:
         rows = ", ".join(str(bucket.rows) for bucket in config.buckets)
         # XLA works outside of Python's lock: the weights come in while it compiles.
         with _clock(f"compiling buckets of {rows} rows") as clock, ThreadPoolExecutor(1) as worker:
-            compiling = worker.submit(self.engine.warm_up, self.engine.trace())
+            compiling = worker.submit(self.engine.warm_up, self.engine.lower())
             self.engine.update_weights(nnx.state(placement.load()))
             while not wait([compiling], timeout=1).done:
                 clock.refresh()
@@ -156,16 +156,16 @@ class LLM:
         """
         each = _as_list(prompts)
         params = _params_for_each(sampling_params, len(each))
+        salts = [_cache_salt(prompt) for prompt in each]
         texts, all_token_ids = [], []
-        for index, (prompt, own) in enumerate(zip(each, params, strict=True)):
+        for index, (prompt, own, salt) in enumerate(zip(each, params, salts, strict=True)):
             try:
                 text, token_ids = self._encode(prompt)
-                self.engine.check_request(token_ids, self._for_engine(own), _cache_salt(prompt))
+                self.engine.check_request(token_ids, self._for_engine(own), salt)
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(each) > 1 else str(error)) from error
             texts.append(text)
             all_token_ids.append(token_ids)
-        salts = [_cache_salt(prompt) for prompt in each]
         completions = self._complete(all_token_ids, params, salts, use_tqdm)
         return [self._output(*completion, text) for completion, text in zip(completions, texts, strict=True)]
 
@@ -223,6 +223,10 @@ class LLM:
                 if self.engine.has_unfinished_requests():
                     self.engine.abort_all()
                 self._flush_trace()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes: what is asked from now on is computed anew."""
+        self.engine.reset_prefix_cache()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """A prompt's text, if it has one, and its token ids."""
@@ -315,10 +319,6 @@ class LLM:
             if self.engine.has_unfinished_requests():
                 self.engine.abort_all()  # an interrupted call leaves nothing for the next one
             self._flush_trace()
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all prefixes: what is asked from now on is computed anew."""
-        self.engine.reset_prefix_cache()
 
     def _flush_trace(self) -> None:
         if self._trace:

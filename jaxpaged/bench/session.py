@@ -151,8 +151,7 @@ def _probe(llm: LLM, batch: int) -> Served | None:
     workload = draw(definition, llm.engine.model_config.vocab_size)
     if config.blocks_for(workload.longest - 1) > config.num_blocks:
         return None
-    llm.reset_prefix_cache()
-    served = serve_all(llm, workload)
+    served = _serve(llm, workload, "probe", serve_all)
     _note(f"decode at batch {batch}: {served.seconds:.2f} s")
     return served
 

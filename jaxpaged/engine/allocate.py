@@ -1,6 +1,6 @@
 """Carry out a schedule's decisions on slots and blocks: release the preempted, admit, hand out blocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Int32
 from jaxpaged.engine import block_pool, prefix_cache
 from jaxpaged.engine.block_pool import BlockPool
 from jaxpaged.engine.config import EngineConfig
-from jaxpaged.engine.prefix_cache import PrefixCache
 from jaxpaged.engine.schedule import Hits, Schedule, most_new_blocks
 from jaxpaged.engine.state import RUNNING, WAITING, EngineState, Requests
 from jaxpaged.engine.sums import exclusive_cumsum, pick
@@ -23,48 +22,25 @@ def allocate(
     Returns the state, the schedule with its requests as they are then, and the blocks handed out, in order. A step in
     which nobody comes, goes or grows skips all of it.
     """
-    most = most_new_blocks(config)
     changes = jnp.any(schedule.preempted | schedule.admitted | (schedule.new_blocks > 0))
-    holdings = _Holdings(state.block_tables, state.block_pool, state.prefix_cache, schedule.requests)
-    holdings, handed_out = jax.lax.cond(
+    # The KV pools stay outside of the conditional: nothing here concerns them.
+    changed, requests, handed_out = jax.lax.cond(
         changes,
-        lambda before: _change(before, schedule, most, config),
-        lambda same: (same, jnp.zeros(most, jnp.int32)),
-        holdings,
+        lambda state, requests: _change(state, schedule, config),
+        lambda state, requests: (state, requests, jnp.zeros(most_new_blocks(config), jnp.int32)),
+        replace(state, kv=()),
+        schedule.requests,
     )
-    state = replace(
-        state,
-        block_tables=holdings.block_tables,
-        block_pool=holdings.block_pool,
-        prefix_cache=holdings.prefix_cache,
-    )
-    return state, replace(schedule, requests=holdings.requests), handed_out
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Holdings:
-    """Who holds what."""
-
-    block_tables: Int32[Array, "S M"]
-    block_pool: BlockPool
-    prefix_cache: PrefixCache | None
-    requests: Requests
+    return replace(changed, kv=state.kv), replace(schedule, requests=requests), handed_out
 
 
 def _change(
-    holdings: _Holdings, schedule: Schedule, most: int, config: EngineConfig
-) -> tuple[_Holdings, Int32[Array, " B"]]:
+    state: EngineState, schedule: Schedule, config: EngineConfig
+) -> tuple[EngineState, Requests, Int32[Array, " B"]]:
     """Release, then share what the prefix cache has, then hand out, so that no hit is lost to a neighbour."""
-    tables, pool, cache, before = (
-        holdings.block_tables,
-        holdings.block_pool,
-        holdings.prefix_cache,
-        holdings.requests,
-    )
-    admitted, new_blocks = schedule.admitted, schedule.new_blocks
+    before, admitted, new_blocks = schedule.requests, schedule.admitted, schedule.new_blocks
     released = jnp.where(schedule.preempted, before.num_blocks, 0)
-    pool = block_pool.release(pool, tables, before.slot, released, last_first=True)
+    pool = block_pool.release(state.block_pool, state.block_tables, before.slot, released, last_first=True)
     requests = leave(before, schedule.preempted, WAITING, config)
     requests = replace(
         requests,
@@ -72,13 +48,14 @@ def _change(
         slot=jnp.where(admitted, _lowest_free_slots(requests), requests.slot),
         prefill_len=jnp.where(admitted, requests.total_len, requests.prefill_len),
     )
+    tables, cache = state.block_tables, state.prefix_cache
     if schedule.hits is not None:
         pool, tables, requests = _share(pool, tables, requests, schedule.hits, admitted, config)
     requests = replace(requests, num_blocks=requests.num_blocks + new_blocks)
-    pool, handed_out = block_pool.take(pool, jnp.sum(new_blocks), most)
+    pool, handed_out = block_pool.take(pool, jnp.sum(new_blocks), most_new_blocks(config))
     tables = _append(tables, requests, new_blocks, handed_out)
     cache = cache and prefix_cache.forget(cache, handed_out)
-    return _Holdings(tables, pool, cache, requests), handed_out
+    return replace(state, block_tables=tables, block_pool=pool, prefix_cache=cache), requests, handed_out
 
 
 def _share(

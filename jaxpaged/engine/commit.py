@@ -46,17 +46,17 @@ def _register(cache: PrefixCache, state: EngineState, schedule: Schedule, config
     requests, scheduled, size = schedule.requests, schedule.scheduled, config.block_size
 
     def register(cache: PrefixCache) -> PrefixCache:
-        tables = state.block_tables.at[requests.slot].get(mode="clip")
-        return prefix_cache.register(
+        filled = prefix_cache.find_filled(
             cache,
             state.requests.tokens,
             schedule.row,
-            tables,
+            state.tables_of(requests, config),
             requests.cached,
             scheduled,
             requests.cache_salt,
             config,
         )
+        return prefix_cache.register(cache, filled)
 
     fills = (requests.cached + scheduled) // size > requests.cached // size
     return jax.lax.cond(jnp.any(fills), register, lambda cache: cache, cache)

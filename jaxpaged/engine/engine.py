@@ -114,16 +114,16 @@ class Engine:
         self._news: list[Event | _Aborted] = []  # shown with the run that can see it first
         self._in_flight: deque[_InFlight] = deque()
 
-    def trace(self) -> jax.stages.Lowered:
+    def lower(self) -> jax.stages.Lowered:
         """What `warm_up` compiles. It is Python's own work, seconds of it: nothing is gained beside other such work."""
         return self._jitted.lower(self._params, self._state, np.int32(0))
 
-    def warm_up(self, traced: jax.stages.Lowered | None = None) -> None:
+    def warm_up(self, lowered: jax.stages.Lowered | None = None) -> None:
         """Compile everything a run needs, for every bucket. Nothing compiles after this.
 
-        `traced`: of this engine's `trace()`, if it was called already.
+        `lowered`: what this engine's `lower()` gave, if it was called already.
         """
-        self._run = (traced or self.trace()).compile()
+        self._run = (lowered or self.lower()).compile()
         self._state = self._enqueue(self._state, self._to_device([]))
         self._state = self._abort(self._state, np.array([self.config.num_rows], np.int32))
         self._state = jax.block_until_ready(self._reset(self._clear_cache(self._state)))

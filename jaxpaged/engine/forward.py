@@ -36,7 +36,7 @@ def _forward_bucket(
     request = schedule.row.at[rows.candidate].get(mode="fill", fill_value=0)
     tokens = jnp.where(used, state.requests.tokens[request, rows.position], 0)
 
-    tables = _block_tables(state, schedule, config)
+    tables = state.tables_of(schedule.requests, config)
     block = tables.at[rows.candidate, rows.position // config.block_size].get(
         mode="fill", fill_value=config.scratch_block
     )
@@ -46,10 +46,6 @@ def _forward_bucket(
     hidden = model(tokens, rows.position, attend)
     last_row = cumsum(schedule.scheduled) - 1
     return tuple(attend.kv), hidden.at[last_row].get(mode="clip")
-
-
-def _block_tables(state: EngineState, schedule: Schedule, config: EngineConfig) -> Int32[Array, "S M"]:
-    return state.block_tables.at[schedule.requests.slot].get(mode="fill", fill_value=config.scratch_block)
 
 
 @dataclass

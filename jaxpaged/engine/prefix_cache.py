@@ -81,46 +81,7 @@ def look_up(
     return jnp.sum(jnp.cumprod(is_hit, axis=1), axis=1, dtype=jnp.int32), blocks
 
 
-def register(
-    cache: PrefixCache,
-    tokens: Int32[Array, "R L"],
-    row: Int32[Array, " S"],
-    tables: Int32[Array, "S M"],
-    cached: Int32[Array, " S"],
-    scheduled: Int32[Array, " S"],
-    cache_salt: Int32[Array, " S"],
-    config: EngineConfig,
-) -> PrefixCache:
-    """Register the blocks that a step has filled: of candidates in these rows and with these tables.
-
-    A block is registered if the one before it is, nothing is registered under its key, and of the step's filled blocks
-    none before it has its key. Those that follow a block which was not registered before have no key.
-    """
-    filled = _filled(cache, tokens, row, tables, cached, scheduled, cache_salt, config)
-    i = jnp.arange(filled.block.shape[0])
-    earlier = (i[:, None] > i) & filled.is_one & ~filled.is_orphan
-    is_known = _find(cache, filled.key)[0] | jnp.any(earlier & (filled.key[:, None] == filled.key), axis=1)
-    # Several that come to one set take its free places in order.
-    places = _places(cache, filled.key)
-    is_free = ~_is_entry(cache, places, cache.entries[places])
-    turn = jnp.sum(earlier & ~is_known & (places[0][:, None] == places[0]), axis=1) + 1
-    is_its = is_free & (jnp.cumsum(is_free, axis=0) == turn)
-    place = jnp.sum(jnp.where(is_its, places, 0), axis=0)
-
-    fails = filled.is_one & (filled.is_orphan | is_known | ~jnp.any(is_its, axis=0))
-    succeeds = filled.is_one & ~jnp.any(filled.up_to & fails, axis=1)  # and so do those before it
-    block = jnp.where(succeeds, filled.block, config.num_blocks)
-    entry = jnp.where(succeeds, place, cache.entries.shape[0])
-    return PrefixCache(
-        place=cache.place.at[block].set(place, mode="drop"),
-        entries=cache.entries.at[entry].set(block, mode="drop"),
-        key=cache.key.at[block].set(filled.key, mode="drop"),
-        parent=cache.parent.at[block].set(filled.parent, mode="drop"),
-        tokens=cache.tokens.at[block].set(filled.tokens, mode="drop"),
-    )
-
-
-class _Filled(NamedTuple):
+class Filled(NamedTuple):
     """The blocks that a step fills, by sequence and position. is_one: the others are none.
 
     up_to: of each, those of its own sequence up to itself. is_orphan: whether the one before the first of them is not
@@ -136,7 +97,7 @@ class _Filled(NamedTuple):
     is_orphan: Bool[Array, " F"]
 
 
-def _filled(
+def find_filled(
     cache: PrefixCache,
     tokens: Int32[Array, "R L"],
     row: Int32[Array, " S"],
@@ -145,7 +106,8 @@ def _filled(
     scheduled: Int32[Array, " S"],
     cache_salt: Int32[Array, " S"],
     config: EngineConfig,
-) -> _Filled:
+) -> Filled:
+    """The blocks that these tokens fill, of the candidates in these rows and with these tables."""
     size = config.block_size
     num_full = cached // size
     count = (cached + scheduled) // size - num_full
@@ -165,7 +127,7 @@ def _filled(
     own_sum = jnp.sum(_words(own_tokens, position), axis=1, dtype=jnp.uint32)
     sums = jnp.sum(jnp.where(up_to, own_sum, 0), axis=1, dtype=jnp.uint32)
     salt, begins, before = cache_salt[candidate], num_full[candidate] == 0, block_at(num_full[candidate] - 1)
-    return _Filled(
+    return Filled(
         is_one=is_one,
         block=block_at(index),
         parent=jnp.where(index > 0, block_at(index - 1), _root(salt)),
@@ -173,6 +135,35 @@ def _filled(
         tokens=own_tokens,
         up_to=up_to,
         is_orphan=~begins & (cache.place[before] == _NOWHERE),
+    )
+
+
+def register(cache: PrefixCache, filled: Filled) -> PrefixCache:
+    """Register the blocks that a step has filled.
+
+    A block is registered if the one before it is, nothing is registered under its key, and of the step's filled blocks
+    none before it has its key. Those that follow a block which was not registered before have no key.
+    """
+    i = jnp.arange(filled.block.shape[0])
+    earlier = (i[:, None] > i) & filled.is_one & ~filled.is_orphan
+    is_known = _find(cache, filled.key)[0] | jnp.any(earlier & (filled.key[:, None] == filled.key), axis=1)
+    # Several that come to one set take its free places in order.
+    places = _places(cache, filled.key)
+    is_free = ~_is_entry(cache, places, cache.entries[places])
+    turn = jnp.sum(earlier & ~is_known & (places[0][:, None] == places[0]), axis=1) + 1
+    is_its = is_free & (jnp.cumsum(is_free, axis=0) == turn)
+    place = jnp.sum(jnp.where(is_its, places, 0), axis=0)
+
+    fails = filled.is_one & (filled.is_orphan | is_known | ~jnp.any(is_its, axis=0))
+    succeeds = filled.is_one & ~jnp.any(filled.up_to & fails, axis=1)  # and so do those before it
+    block = jnp.where(succeeds, filled.block, cache.place.shape[0])
+    entry = jnp.where(succeeds, place, cache.entries.shape[0])
+    return PrefixCache(
+        place=cache.place.at[block].set(place, mode="drop"),
+        entries=cache.entries.at[entry].set(block, mode="drop"),
+        key=cache.key.at[block].set(filled.key, mode="drop"),
+        parent=cache.parent.at[block].set(filled.parent, mode="drop"),
+        tokens=cache.tokens.at[block].set(filled.tokens, mode="drop"),
     )
 
 
@@ -196,9 +187,9 @@ def _words(tokens: Int32[Array, "*N"], position: Int32[Array, "*N"]) -> UInt32[A
 
 
 def _mix(word: UInt32[Array, "*N"]) -> UInt32[Array, "*N"]:
-    """The finalizer of MurmurHash3."""
-    word = (word + jnp.uint32(0x9E3779B9)) ^ (word >> 16)
-    word = word * jnp.uint32(0x85EBCA6B)
+    """The finalizer of MurmurHash3, after an addition, since it leaves 0 as it is."""
+    word += jnp.uint32(0x9E3779B9)
+    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> 16)
 

@@ -189,8 +189,7 @@ def _sharing(
         count = jnp.where(waiting, count, 0)
         last = jnp.take_along_axis(blocks, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         is_free = (j < count[:, None]) & (pool.holders[blocks] == 0)
-        own = state.block_tables.at[requests.slot].get(mode="clip")
-        alone = count_first(own, j < held[:, None], config.num_blocks)
+        alone = count_first(state.tables_of(requests, config), j < held[:, None], config.num_blocks)
         return Hits(count, blocks, last, count_first(blocks, is_free, config.num_blocks)), alone
 
     def do_not_look() -> tuple[Hits, Int32[Array, " S"]]:

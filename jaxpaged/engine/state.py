@@ -92,6 +92,10 @@ class EngineState:
     prefix_cache: PrefixCache | None
     kv: tuple[KVPool, ...]
 
+    def tables_of(self, requests: Requests, config: EngineConfig) -> Int32[Array, "S M"]:
+        """The block table of each request; the scratch block for one without a slot."""
+        return self.block_tables.at[requests.slot].get(mode="fill", fill_value=config.scratch_block)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_nothing_compiles_after_the_warm_up(everything) -> None:
 
 
 def test_a_compile_after_the_warm_up_is_the_exit_status(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(Engine, "warm_up", lambda engine, traced: None)
+    monkeypatch.setattr(Engine, "warm_up", lambda engine, lowered: None)
     assert main(f"latency --prompt-len 3 --output-len 2 {ENGINE} --repeats 1 --no-floors") == 1
     assert "were compiled after the warm-up" in capsys.readouterr().err
 

@@ -117,7 +117,7 @@ def test_a_collision_of_all_hashes_gives_no_wrong_hit(monkeypatch) -> None:
     assert tokens_of(requests) == without_cache(prompts)
 
 
-def test_a_hit_after_preemption(monkeypatch) -> None:
+def test_a_hit_after_preemption() -> None:
     """The last sequence is preempted when blocks are short; what it had computed is found again where it was left."""
     events: list[Event] = []
     prompts = draw(2, 12)

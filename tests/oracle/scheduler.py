@@ -375,10 +375,6 @@ class Oracle:
             if goes_on:
                 self.block_of[key], self.key_of[block] = block, key
 
-    def reset_prefix_cache(self) -> None:
-        self.block_of.clear()
-        self.key_of.clear()
-
     def line(self, request: Request, phase: Literal["PRE-FILL", "DECODE"], tokens: int) -> Event:
         return Scheduled(
             seq=request.seq,
