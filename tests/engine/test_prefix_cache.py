@@ -47,6 +47,13 @@ def draw(count: int, length: int, seed: int = 0) -> list[list[int]]:
     return np.random.default_rng(seed).integers(1, MODEL_CONFIG.vocab_size, (count, length)).tolist()
 
 
+def hit_with_salt(engine: Engine, prompt: list[int], salt: str | None) -> int | None:
+    request = engine.add_request(prompt, SamplingParams(**GREEDY), cache_salt=salt)
+    while engine.has_unfinished_requests():
+        engine.run()
+    return request.num_cached_tokens
+
+
 def without_cache(prompts: Sequence[list[int]], **params: Any) -> list[list[int]]:
     return tokens_of(run(engine_of(enable_prefix_caching=False, num_blocks=512), prompts, **params))
 
@@ -117,6 +124,14 @@ def test_a_collision_of_all_hashes_gives_no_wrong_hit(monkeypatch) -> None:
     assert tokens_of(requests) == without_cache(prompts)
 
 
+def test_a_collision_of_all_hashes_keeps_salts_apart(monkeypatch) -> None:
+    monkeypatch.setattr(prefix_cache, "_mix", lambda word: jnp.zeros_like(word, jnp.uint32))
+    (prompt,) = draw(1, 20)
+    engine = engine_of()
+    hits = [hit_with_salt(engine, prompt, salt) for salt in ("a", "b", "a")]
+    assert hits == [0, 0, 4]  # all keys are one, so one block alone is registered
+
+
 def test_a_hit_after_preemption() -> None:
     """The last sequence is preempted when blocks are short; what it had computed is found again where it was left."""
     events: list[Event] = []
@@ -146,12 +161,7 @@ def test_what_sampling_knows_of_a_cached_prompt(params: dict[str, Any]) -> None:
 def test_salts_are_kept_apart() -> None:
     (prompt,) = draw(1, 20)
     engine = engine_of()
-    hits = []
-    for salt in (None, "a", "a", "b", None, "b"):
-        request = engine.add_request(prompt, SamplingParams(**GREEDY), cache_salt=salt)
-        while engine.has_unfinished_requests():
-            engine.run()
-        hits.append(request.num_cached_tokens)
+    hits = [hit_with_salt(engine, prompt, salt) for salt in (None, "a", "a", "b", None, "b")]
     assert hits == [0, 0, 16, 0, 16, 16]
 
 
